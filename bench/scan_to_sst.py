@@ -19,8 +19,9 @@ from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.task import BackupJob, Task
+from tikv_br.dataflow.task import BackupJob
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.sst import Compression
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.task import SharedObjects, TaskContext, run_task
@@ -66,7 +67,7 @@ def scan_task(
     )
     job = BackupJob("bench", options, Conversion(ApiVersion.V1, ApiVersion.V2, ts=1))
     context = TaskContext(0, 0, lambda _: None, shared=SharedObjects([clusters] if clusters else []))
-    outcome = run_task(partial(run_scan_task, job), Task(b"", end), "bench", context)
+    outcome = run_task(partial(run_scan_task, job), KeyRange(b"", end), "bench", context)
     if outcome.kind != "result" and isinstance(outcome.body, bytes):
         raise pickle.loads(outcome.body)  # noqa: S301 - our own
 

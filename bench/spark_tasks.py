@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from bench.harness import Figure, Goal, Scale, Spread
-from tikv_br.dataflow.task import Task
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.tasks.task import TaskContext
 
@@ -30,7 +30,7 @@ def figures(scale: Scale) -> Iterator[Figure]:
     yield Figure(BENCH, case, "closure", "bytes", Spread.of([float(closure_bytes())]), 1, goal=goal)
 
 
-def nothing(task: Task, context: TaskContext) -> int:
+def nothing(task: KeyRange, context: TaskContext) -> int:
     """Do no work."""
     del task
     return context.index
@@ -38,7 +38,7 @@ def nothing(task: Task, context: TaskContext) -> int:
 
 def _run(count: int) -> tuple[float, float, float]:
     """Seconds until the session stood, from then to the first result, and milliseconds of a core for each further task."""
-    tasks = [Task(b"%06d" % number, b"%06d" % (number + 1)) for number in range(count)]
+    tasks = [KeyRange(b"%06d" % number, b"%06d" % (number + 1)) for number in range(count)]
     ended: list[float] = []
     began = time.monotonic()
     session = run_tasks(

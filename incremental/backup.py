@@ -20,15 +20,15 @@ from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.safepoint import safe_point_keeper
 from tikv_br.dataflow import path, steps
 from tikv_br.dataflow.context import BackupContext, Lineage
-from tikv_br.dataflow.convert import Conversion, ConvertedRows, expiry_of
+from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.run import BackupReport, run_backup
-from tikv_br.dataflow.task import Task, TaskResult, try_task
+from tikv_br.dataflow.task import TaskResult, try_task
 from tikv_br.dataflow.write import write_interval
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
+from tikv_br.formats.keys.codec import MAX_TS
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import Feed, Resolved, Rows
 from tikv_br.incremental.handover import backup_ts
@@ -71,7 +71,7 @@ def increment_steps(options: BackupOptions) -> list[Step[IncrementContext]]:
     ]
     find, plan = (
         FunctionStep("look for a resumable backup", path.find_resumable_backup),
-        FunctionStep("plan", make_plan),
+        FunctionStep("plan", steps.make_plan),
     )
     if options.dry_run:
         return [*checks, find, plan]
@@ -86,7 +86,7 @@ def increment_steps(options: BackupOptions) -> list[Step[IncrementContext]]:
         plan,
         FunctionStep("copy", copy_changes),
         FunctionStep("look for ingests during the backup", check_ingests),
-        FunctionStep("verify coverage", lambda context: None if context.manifest else steps.verify_coverage(context)),
+        FunctionStep("verify coverage", steps.verify_coverage),
         FunctionStep("commit", steps.commit),
         # Before the run's record is removed: the safe point is still that of the base, and a killed run must be able to move it.
         FunctionStep("hand over the safe point", hand_over_safe_point),
@@ -167,16 +167,8 @@ def check_ingests(context: IncrementContext) -> None:
             )
 
 
-def make_plan(context: IncrementContext) -> None:
-    """Plan as for any backup; do nothing if the run was interrupted after its commit."""
-    if context.manifest is None:
-        steps.make_plan(context)
-
-
 def copy_changes(context: IncrementContext) -> None:
     """Copy the changes of all intervals of the plan. Raises the first error of a task."""
-    if context.manifest is not None or not context.plan:
-        return
     job = ChangesJob(context.first_run, context.options, context.lineage.since_ts, context.backup_ts)
     steps.run_backup_tasks(context, context.plan, partial(run_changes_task, job))
 
@@ -198,21 +190,20 @@ class ChangesJob:
     backup_ts: int
 
 
-def run_changes_task(job: ChangesJob, task: Task, context: TaskContext) -> TaskResult:
+def run_changes_task(job: ChangesJob, interval: KeyRange, context: TaskContext) -> TaskResult:
     """Copy the changes of one interval, with retries. Raises the `TikvBrError` of the last attempt."""
-    return try_task(context, lambda: _copy_interval(job, task, context))
+    return try_task(context, lambda: _copy_interval(job, interval, context))
 
 
-def _copy_interval(job: ChangesJob, task: Task, context: TaskContext) -> TaskResult:
+def _copy_interval(job: ChangesJob, interval: KeyRange, context: TaskContext) -> TaskResult:
     from tikv_br.formats.merge import newest_versions
 
     began = time.perf_counter()
-    converter = Conversion(ApiVersion.V2, ApiVersion.V2).of(task.interval)
-    rows = newest_versions(_changes(job, task.interval, context), MAX_TS)
+    converter = Conversion(ApiVersion.V2, ApiVersion.V2).of(interval)
+    rows = newest_versions(_changes(job, interval, context), MAX_TS)
     scanned = time.perf_counter() - began
     batches = (rows.slice(first, BATCH_ROWS) for first in range(0, rows.num_rows, BATCH_ROWS))
-    counted = (_count(batch, converter.target) for batch in batches)
-    result = write_interval(job.options, job.run, task, converter, counted)
+    result = write_interval(job.options, job.run, interval, converter, map(converter.convert, batches))
     result.seconds.scan = scanned
     return result
 
@@ -230,23 +221,3 @@ def _changes(job: ChangesJob, interval: KeyRange, context: TaskContext) -> Itera
                     yield batch
                 case Resolved(ts) if ts >= job.backup_ts:
                     return
-
-
-def _count(rows: pa.RecordBatch, codec: KeyCodec) -> ConvertedRows:
-    """The rows with the sums of those that are no tombstones."""
-    import pyarrow as pa
-
-    from tikv_br.formats import columns
-    from tikv_br.formats.checksum import checksum
-
-    live = rows.filter(pa.array(~columns.flags(rows["deleted"])))
-    ts = columns.numbers(rows["ts"])
-    sums = checksum(live["key"], live["value"], codec.prefix)
-    return ConvertedRows(
-        records=rows,
-        first_key=codec.rpc_key(rows["key"][0].as_py()),
-        target=sums,
-        source=sums,
-        expiry=expiry_of(live["key"], live["value"], columns.numbers(live["expire_ts"]), codec.prefix),
-        timestamps=(int(ts.min()), int(ts.max())),
-    )

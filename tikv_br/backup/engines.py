@@ -21,8 +21,6 @@ def copy(context: BackupContext) -> None:
 
 def copy_intervals(context: BackupContext, plan: Sequence[Interval]) -> None:
     """Copy intervals. Raises the first error of a task."""
-    if not plan:
-        return
     options, engine = context.options, context.engine
     rate_limit = RateLimit(options.rate_limit).share(engine.executor, engine.slots, len(plan))
     job = BackupJob(

@@ -23,11 +23,11 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.read import StoredRows
 from tikv_br.dataflow.run import BackupReport, run_backup
 from tikv_br.dataflow.steps import check_input, commit, run_backup_tasks, verify_coverage
-from tikv_br.dataflow.task import Task, TaskResult, try_task
+from tikv_br.dataflow.task import TaskResult, try_task
 from tikv_br.dataflow.write import write_interval
 from tikv_br.errors import LogDamaged, ResumeRefused, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import gaps
+from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.steps import FunctionStep, Step
@@ -93,7 +93,7 @@ def merge_steps(options: MergeOptions) -> list[Step[MergeContext]]:
         FunctionStep("check the files", check_files),
         plan,
         FunctionStep("merge", merge),
-        FunctionStep("verify coverage", lambda context: None if context.manifest else verify_coverage(context)),
+        FunctionStep("verify coverage", verify_coverage),
         FunctionStep("commit", commit),
         FunctionStep("clean up", path.clean_up),
     ]
@@ -154,8 +154,6 @@ def make_plan(context: MergeContext) -> None:
 
 def merge(context: MergeContext) -> None:
     """Merge all intervals of the plan. Raises the first error of a task."""
-    if context.manifest is not None or not context.plan:
-        return
     sources = context.sources
     rows = StoredRows(
         backups=tuple((each.store.location, each.files) for each in sources.backups),
@@ -178,14 +176,14 @@ class MergeJob:
     rows: StoredRows
 
 
-def run_merge_task(job: MergeJob, task: Task, context: TaskContext) -> TaskResult:
+def run_merge_task(job: MergeJob, interval: KeyRange, context: TaskContext) -> TaskResult:
     """Merge one interval, with retries. Raises the `TikvBrError` of the last attempt."""
-    converter = Conversion(ApiVersion.V2, ApiVersion.V2).of(task.interval)
+    converter = Conversion(ApiVersion.V2, ApiVersion.V2).of(interval)
 
     def rows() -> Iterator[ConvertedRows]:
-        for batch in job.rows.batches(task.interval, converter.source):
+        for batch in job.rows.batches(interval, converter.source):
             converted = converter.convert(batch)
             yield converted
             context.report(data_bytes=converted.source.total_bytes, keys=converted.source.total_kvs)
 
-    return try_task(context, lambda: write_interval(job.options, job.run, task, converter, rows()))
+    return try_task(context, lambda: write_interval(job.options, job.run, interval, converter, rows()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tikv_br.backup import engines
 from tikv_br.backup.compare import compare_checksums
 from tikv_br.cluster import versions
@@ -39,11 +37,11 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
     ]
     find, plan = (
         FunctionStep("look for a resumable backup", path.find_resumable_backup),
-        FunctionStep("plan", _unless_complete(steps.make_plan)),
+        FunctionStep("plan", steps.make_plan),
     )
     if options.dry_run:
         return [*checks, find, plan]
-    compare = [FunctionStep("compare checksums", _unless_complete(compare_checksums))] if options.checksum else []
+    compare = [FunctionStep("compare checksums", compare_checksums)] if options.checksum else []
     return [
         *checks,
         FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
@@ -52,8 +50,8 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
         FunctionStep("record the run", path.record_run),
         FunctionStep("protect from GC", protect_from_gc, steps.release_safe_point),
         plan,
-        FunctionStep("copy", _unless_complete(engines.copy)),
-        FunctionStep("verify coverage", _unless_complete(steps.verify_coverage)),
+        FunctionStep("copy", engines.copy),
+        FunctionStep("verify coverage", steps.verify_coverage),
         *compare,
         FunctionStep("commit", steps.commit),
         FunctionStep("clean up", path.clean_up),
@@ -112,16 +110,6 @@ def _start_keeper(context: BackupContext, keeper: SafePointKeeper) -> None:
         if context.resumed_run:
             error.hint = "The unfinished run cannot be resumed. Pass --no-resume to remove its files and start over."
         raise
-
-
-def _unless_complete(action: Callable[[BackupContext], None]) -> Callable[[BackupContext], None]:
-    """Skip the action if an earlier run was interrupted after its commit."""
-
-    def act(context: BackupContext) -> None:
-        if context.manifest is None:
-            action(context)
-
-    return act
 
 
 def _check_executor(context: BackupContext) -> None:

@@ -18,7 +18,7 @@ from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.dataflow.convert import BatchStats, Converter
 from tikv_br.dataflow.plan import cut_at
-from tikv_br.dataflow.task import BackupJob, PhaseSeconds, Task, TaskResult, try_task
+from tikv_br.dataflow.task import BackupJob, PhaseSeconds, TaskResult, try_task
 from tikv_br.dataflow.write import DataFiles, RegionCounts
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
@@ -161,11 +161,12 @@ def split_range(rest: KeyRange, starts: Sequence[bytes], count: int) -> list[Key
     return [KeyRange(start, end) for start, end in pairwise([rest.start, *cuts, rest.end])]
 
 
-def run_scan_task(job: BackupJob, task: Task, context: TaskContext) -> TaskResult:
+def run_scan_task(job: BackupJob, interval: KeyRange, context: TaskContext) -> TaskResult:
     """Copy one interval, with retries. Raises the `TikvBrError` of the last attempt."""
     options, clusters = job.options, context.shared(ClusterPool)
     return try_task(
-        context, lambda: _Attempt(job, task, context, clusters.get(options.cluster), open_store(options.storage)).run()
+        context,
+        lambda: _Attempt(job, interval, context, clusters.get(options.cluster), open_store(options.storage)).run(),
     )
 
 
@@ -174,7 +175,7 @@ class _Attempt:
     """One attempt at a task."""
 
     job: BackupJob
-    task: Task
+    interval: KeyRange
     context: TaskContext
     cluster: Cluster
     store: ObjectStore
@@ -183,10 +184,10 @@ class _Attempt:
 
     def run(self) -> TaskResult:
         """Write the files and the ledger entry; after an error the files are removed."""
-        converter = self.job.conversion.of(self.task.interval)
+        converter = self.job.conversion.of(self.interval)
         raw = RawClient(self.cluster.router, converter.source, self.cluster.cluster_id)
         try:
-            rest = self._add_scan(raw, converter, self.task.interval).copy(probe=not self.job.rate_limit)
+            rest = self._add_scan(raw, converter, self.interval).copy(probe=not self.job.rate_limit)
             if rest is not None:
                 self._copy_rest(raw, converter, rest)
             return self._finish()
@@ -209,7 +210,7 @@ class _Attempt:
         job = self.job
         files = DataFiles(
             self.store,
-            self.task.interval,
+            self.interval,
             f"{self.name}_{len(self.scans)}" if self.scans else self.name,
             converter,
             job.options,
@@ -230,8 +231,8 @@ class _Attempt:
     def _finish(self) -> TaskResult:
         began = time.perf_counter()
         entry = LedgerEntry(
-            self.task.start,
-            self.task.end,
+            self.interval.start,
+            self.interval.end,
             self.name,
             tuple(file for scan in self.scans for file in scan.files.finish()),
             source=self._source,

@@ -40,7 +40,8 @@ from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import LONG_FACTOR, StoreClient
-from tikv_br.dataflow.task import BackupJob, PhaseSeconds, Task, TaskResult, try_task
+from tikv_br.dataflow.plan import cut_at
+from tikv_br.dataflow.task import BackupJob, PhaseSeconds, TaskResult, try_task
 from tikv_br.dataflow.write import DataFiles, part_of
 from tikv_br.errors import (
     ClusterError,
@@ -49,7 +50,6 @@ from tikv_br.errors import (
     StorageError,
 )
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.sst.compression import Compression
@@ -84,7 +84,7 @@ def store_ranges(gap: KeyRange, regions: Iterable[Region], codec: KeyCodec) -> l
     """
     found: dict[int, KeyRange] = {}
     for region in regions:
-        part = intersection(gap, _rpc_range(region, codec))
+        part = intersection(gap, KeyRange(cut_at(region.start, codec), cut_at(region.end, codec)))
         if part.is_empty:
             continue
         known = found.get(region.leader.store_id)
@@ -119,18 +119,6 @@ def request(
     )
 
 
-def _rpc_range(region: Region, codec: KeyCodec) -> KeyRange:
-    """The region's RPC keys; wider if a bound is not an encoded key."""
-    return KeyRange(_rpc_key(region.start, codec), _rpc_key(region.end, codec))
-
-
-def _rpc_key(bound: bytes, codec: KeyCodec) -> bytes:
-    try:
-        return codec.from_bound(bound)
-    except DamagedBytes:
-        return b""
-
-
 log = logging.getLogger(__name__)
 UNANSWERED_BYTES = 1 << 30
 """Bytes that a store may write, for several regions at once, before its first response."""
@@ -140,31 +128,34 @@ INTERMEDIATE_COMPRESSION = Compression.LZ4
 """Compression of stores' files that are rewritten and then removed."""
 
 
-def run_store_task(job: BackupJob, task: Task, context: TaskContext) -> TaskResult:
+def run_store_task(job: BackupJob, interval: KeyRange, context: TaskContext) -> TaskResult:
     """Back up one interval, with retries. Raises the `TikvBrError` of the last attempt."""
     options, clusters = job.options, context.shared(ClusterPool)
     return try_task(
-        context, lambda: _Attempt(job, task, context, clusters.get(options.cluster), open_store(options.storage)).run()
+        context,
+        lambda: _Attempt(job, interval, context, clusters.get(options.cluster), open_store(options.storage)).run(),
     )
 
 
 class _Attempt:
     """One attempt at a task."""
 
-    def __init__(self, job: BackupJob, task: Task, context: TaskContext, cluster: Cluster, store: ObjectStore) -> None:
+    def __init__(
+        self, job: BackupJob, interval: KeyRange, context: TaskContext, cluster: Cluster, store: ObjectStore
+    ) -> None:
         self._job = job
         self._options = job.options
-        self._task = task
+        self._interval = interval
         self._context = context
         self._cluster = cluster
         self._store = store
         self._name = secrets.token_hex(8)
-        self._converter = job.conversion.of(task.interval)
+        self._converter = job.conversion.of(interval)
         """From the cluster's encoding to the backup's."""
-        self._stores_converter = job.conversion.unchanged.of(task.interval) if job.rewrites_files else self._converter
+        self._stores_converter = job.conversion.unchanged.of(interval) if job.rewrites_files else self._converter
         """To the encoding of the stores' files."""
-        self._folder = layout.store_folder(task.interval, self._name)
-        self._answers = ResponseSet(task.interval)
+        self._folder = layout.store_folder(interval, self._name)
+        self._answers = ResponseSet(interval)
         self._rewritten: DataFiles | None = None
         self._requests = 0
 
@@ -202,11 +193,11 @@ class _Attempt:
             gaps = left
 
     def _backoffer(self) -> Backoffer:
-        return Backoffer(f"backup of {self._task} by the stores", self._cluster.config.retry)
+        return Backoffer(f"backup of {self._interval} by the stores", self._cluster.config.retry)
 
     def _outage(self) -> Backoffer:
         policy = patience_policy(self._options.storage.patience, STORES_WRITE_HINT)
-        return Backoffer(f"backup of {self._task} by the stores", policy)
+        return Backoffer(f"backup of {self._interval} by the stores", policy)
 
     def _request(self, gaps: list[KeyRange]) -> list[RetryAdvice]:
         """Request all gaps from their leaders, once; returns advice for each failure."""
@@ -314,8 +305,8 @@ class _Attempt:
             self._context.report()
         counts = {entry.name: Checksum(0, entry.total_kvs, entry.total_bytes) for entry in files}
         return LedgerEntry(
-            self._task.start,
-            self._task.end,
+            self._interval.start,
+            self._interval.end,
             self._name,
             tuple(files),
             source,
@@ -325,15 +316,15 @@ class _Attempt:
 
     def _rewrite(self) -> LedgerEntry:
         """Rewrite the stores' files; the ledger entry of the new files."""
-        files = DataFiles(self._store, self._task.interval, self._name, self._converter, self._options)
+        files = DataFiles(self._store, self._interval, self._name, self._converter, self._options)
         self._rewritten = files
         total = RewriteTotals()
         for reached in rewrite_files(self._store, self._answers.files(), self._converter, files):
             total = reached
             self._context.report()
         return LedgerEntry(
-            self._task.start,
-            self._task.end,
+            self._interval.start,
+            self._interval.end,
             self._name,
             files.finish(),
             total.source,

@@ -25,6 +25,13 @@ def codec_of(api_version: ApiVersion, span: KeyRange) -> KeyCodec:
     return codec
 
 
+def keyspaces_in(api_version: ApiVersion, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
+    """The ids of the keyspaces that RPC ranges begin in; none before API V2."""
+    if api_version is not ApiVersion.V2:
+        return ()
+    return tuple(sorted({int.from_bytes(each.start[1:PREFIX_SIZE], "big") for each in ranges}))
+
+
 def nothing_matched(place: str, api_version: ApiVersion, spans: Sequence[KeyRange]) -> NothingMatched:
     """The error for RPC ranges without a row: it shows their user keys as text and in hex."""
     return NothingMatched(f"{place} has no row {describe_ranges(api_version, spans)}")

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.coverage import codec_of, keyspaces_in
 from tikv_br.backupset.files import FileEntry, FileKind, verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
 from tikv_br.formats.errors import FormatError, UnsupportedFormat
-from tikv_br.formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, KeyCodec
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
 from tikv_br.formats.sst import RandomAccess, Table
 from tikv_br.formats.sst.table import first_row_from
@@ -117,9 +117,7 @@ def find_value(backup: BackupSet, user_key: bytes, keyspace_id: int | None = Non
 
 def keyspaces_of(backup: BackupSet) -> tuple[int, ...]:
     """The ids of the keyspaces that a backup's ranges begin in; none before API V2."""
-    if not KeyCodec(backup.api_version).is_v2:
-        return ()
-    return tuple(sorted({int.from_bytes(part.start[1:PREFIX_SIZE], "big") for part in backup.ranges}))
+    return keyspaces_in(backup.api_version, backup.ranges)
 
 
 def _codec(backup: BackupSet, keyspace_id: int | None) -> KeyCodec:

@@ -92,11 +92,12 @@ class Converter:
         )
 
     def convert(self, records: pa.RecordBatch) -> ConvertedRows:
-        """Convert at least one live record (`SCHEMA`); a ts of 0 becomes `ts`.
+        """Convert at least one record (`SCHEMA`); a ts of 0 becomes `ts`. Tombstones do not count in the sums.
 
         Raises `UnsupportedFormat` for an expiry that the target cannot store, unless `drop_ttl`.
         """
         import numpy as np
+        import pyarrow as pa
 
         from tikv_br.formats import columns
 
@@ -107,10 +108,15 @@ class Converter:
         if dropped:
             expire_ts = np.zeros_like(expire_ts)
         ts = self._timestamps(columns.numbers(records["ts"]))
+        first_key, deleted = self.target.rpc_key(keys[0].as_py()), columns.flags(records["deleted"])
+        converted = columns.records(keys, values, expire_ts=expire_ts, ts=ts, deleted=deleted)
+        if deleted.any():
+            live = pa.array(~deleted)
+            keys, values, expire_ts = keys.filter(live), values.filter(live), expire_ts[~deleted]
         target, source = checksums(keys, values, (self.target.prefix, self.source.prefix))
         return ConvertedRows(
-            records=columns.records(keys, values, expire_ts=expire_ts, ts=ts),
-            first_key=self.target.rpc_key(keys[0].as_py()),
+            records=converted,
+            first_key=first_key,
             target=target,
             source=source,
             expiry=expiry_of(keys, values, expire_ts, self.target.prefix),

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from tikv_br import __version__
 from tikv_br.backupset import layout, lease, ledger, run_record
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.coverage import keyspaces_in
 from tikv_br.backupset.files import verify_file_identity
 from tikv_br.backupset.index import place_of
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
@@ -16,7 +17,6 @@ from tikv_br.backupset.manifest import Description
 from tikv_br.backupset.records import read_record
 from tikv_br.backupset.run_record import PathState, RunRecord
 from tikv_br.dataflow.context import BackupContext
-from tikv_br.dataflow.plan import keyspaces_of
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CrypterMismatch, ResumeRefused, StorageError
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
@@ -40,7 +40,7 @@ def describe(context: BackupContext) -> Description:
         dst_api_version=conversion.target,
         source_ranges=context.source_ranges,
         ranges=ranges,
-        keyspaces=keyspaces_of(conversion.target, ranges),
+        keyspaces=keyspaces_in(conversion.target, ranges),
         backup_ts=context.backup_ts,
         storage=context.options.storage.redacted(),
         encryption=context.options.storage.crypter.method,

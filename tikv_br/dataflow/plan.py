@@ -160,13 +160,6 @@ def require_rows(
         reporter(Notice(f"the cluster has no row {describe_ranges(cluster.api_version, empty)}"))
 
 
-def keyspaces_of(api_version: ApiVersion, ranges: tuple[KeyRange, ...]) -> tuple[int, ...]:
-    """The keyspaces of RPC ranges of ``api_version``; none before API V2."""
-    if api_version is not ApiVersion.V2:
-        return ()
-    return tuple(sorted({codec_of(api_version, each).keyspace_id for each in ranges}))
-
-
 def keyspaces_with_data(raw: RawClient) -> Iterator[int]:
     """The ids of all keyspaces with a live key, registered in PD or not; one request each."""
     start: bytes | None = RAW_MODE + bytes(PREFIX_SIZE - 1)

@@ -15,17 +15,19 @@ from tikv_br.cluster.safepoint import choose_backup_ts
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.path import describe, keeps_work
 from tikv_br.dataflow.plan import Interval, plan_by_regions
-from tikv_br.dataflow.task import Task, TaskResult
+from tikv_br.dataflow.task import TaskResult
 from tikv_br.errors import ClusterError, ClusterUnreachable, RetryBudgetExhausted, SafePointError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import gaps
+from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.tasks.task import TaskContext
 
 
 def verify_coverage(context: BackupContext) -> None:
     """Check the ledger in the storage against the range. Raises `CoverageError` for a gap, an overlap or a lost entry."""
+    if context.manifest is not None:  # an earlier run has committed
+        return
     recorded = {info.name for info in context.store.list(layout.LEDGER)}
     for finished in context.finished:
         if finished.name not in recorded:
@@ -113,7 +115,9 @@ def release_safe_point(context: BackupContext) -> bool:
 
 
 def make_plan(context: BackupContext) -> None:
-    """Divide the remaining ranges into tasks of about equal size, by PD's estimates."""
+    """Divide the remaining ranges into tasks of about equal size, by PD's estimates; none if an earlier run has committed."""
+    if context.manifest is not None:
+        return
     codec, done = KeyCodec(context.conversion.source), [each.interval for each in context.finished]
     remaining = [(whole, gaps(whole, done)) for whole in context.source_ranges]
     context.plan = plan_by_regions(context.cluster, codec, remaining, context.engine.slots)
@@ -122,12 +126,14 @@ def make_plan(context: BackupContext) -> None:
 
 
 def run_backup_tasks(
-    context: BackupContext, plan: Sequence[Interval], function: Callable[[Task, TaskContext], TaskResult]
+    context: BackupContext, plan: Sequence[Interval], function: Callable[[KeyRange, TaskContext], TaskResult]
 ) -> None:
     """Run a task for each interval, and add the results to the context. Raises the first error of a task."""
+    if not plan:
+        return
     options, engine = context.options, context.engine
     context.confirm_locks()
-    tasks = [Task(interval.start, interval.end) for interval in plan]
+    tasks = [KeyRange(interval.start, interval.end) for interval in plan]
     context.session_seconds += run_tasks(
         tasks,
         function,

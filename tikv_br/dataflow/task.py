@@ -15,7 +15,6 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import RetryBudgetExhausted, TikvBrError
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.retry import Backoff, Backoffer, RetryPolicy
 from tikv_br.tasks.task import TaskContext
 
@@ -45,22 +44,6 @@ class BackupJob:
     def with_ttl(self) -> bool:
         """Whether rows may expire."""
         return self.conversion.source.has_ttl and not self.options.assume_no_ttl
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One interval, in RPC keys of the source."""
-
-    start: bytes
-    end: bytes
-
-    @property
-    def interval(self) -> KeyRange:
-        """`start` and `end` as a range."""
-        return KeyRange(self.start, self.end)
-
-    def __str__(self) -> str:
-        return str(self.interval)
 
 
 @dataclass(slots=True)

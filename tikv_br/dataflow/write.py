@@ -16,7 +16,7 @@ from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cluster.regions import RegionCache
 from tikv_br.dataflow.convert import CONVERTED_TS, BatchStats, ConvertedRows, Converter, join_expiry
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.task import PhaseSeconds, Task, TaskResult
+from tikv_br.dataflow.task import PhaseSeconds, TaskResult
 from tikv_br.errors import StorageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.errors import DamagedBytes
@@ -34,7 +34,7 @@ PARQUET_FORMAT_VERSION = "1"
 
 
 def write_interval(
-    options: BackupOptions, run: str, task: Task, converter: Converter, rows: Iterable[ConvertedRows]
+    options: BackupOptions, run: str, interval: KeyRange, converter: Converter, rows: Iterable[ConvertedRows]
 ) -> TaskResult:
     """Write the rows of a task's interval, and its ledger entry; after an error the files are removed.
 
@@ -42,13 +42,13 @@ def write_interval(
     """
     attempt, began = secrets.token_hex(8), time.perf_counter()
     store = open_store(options.storage)
-    files = DataFiles(store, task.interval, attempt, converter, options)
+    files = DataFiles(store, interval, attempt, converter, options)
     source = Checksum()
     try:
         for each in rows:
             files.add(each)
             source += each.source
-        entry = LedgerEntry(task.start, task.end, attempt, files.finish(), source=source, run=run)
+        entry = LedgerEntry(interval.start, interval.end, attempt, files.finish(), source=source, run=run)
         write_entry(store, entry)
     except BaseException:
         files.abandon()

@@ -30,7 +30,7 @@ from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.task import Task, TaskResult
+from tikv_br.dataflow.task import TaskResult
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
@@ -86,7 +86,7 @@ def main(grpc: str, http: str, folder: str) -> None:
 
 
 def run_elsewhere(
-    tasks: Sequence[Task],
+    tasks: Sequence[KeyRange],
     function: partial[TaskResult],
     *,
     on_result: Callable[[TaskResult], None],

@@ -17,10 +17,11 @@ from tikv_br.backupset import layout, records
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
-from tikv_br.dataflow.task import PhaseSeconds, Task, TaskResult
+from tikv_br.dataflow.task import PhaseSeconds, TaskResult
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.tasks.task import TaskMessage
 
 FILE_KVS, FILE_BYTES = 960_000, 96 << 20
@@ -46,12 +47,12 @@ def main(folder: str, run: str) -> None:
         answers.flush()
 
 
-def finish(top: Path, task: Task, index: int, run: str) -> LedgerEntry:
+def finish(top: Path, task: KeyRange, index: int, run: str) -> LedgerEntry:
     """Write the files and the entry, without waiting for the disk."""
     attempt = hashlib.sha256(index.to_bytes(8, "big")).hexdigest()[:16]
     keys = bounds_within(task)
     files = tuple(
-        file_entry(layout.data_name(FileKind.SST, task.interval, attempt, number), start, end)
+        file_entry(layout.data_name(FileKind.SST, task, attempt, number), start, end)
         for number, (start, end) in enumerate(keys)
     )
     for file in files:
@@ -59,11 +60,11 @@ def finish(top: Path, task: Task, index: int, run: str) -> LedgerEntry:
     regions = tuple(RegionPart(start, end, FILE_KVS, FILE_BYTES) for start, end in keys)
     sums = Checksum(index, len(files) * FILE_KVS, len(files) * FILE_BYTES)
     entry = LedgerEntry(task.start, task.end, attempt, files, source=sums, run=run, regions=regions)
-    write(top / layout.ledger_name(task.interval, attempt), records.dump_compact(entry))
+    write(top / layout.ledger_name(task, attempt), records.dump_compact(entry))
     return entry
 
 
-def bounds_within(task: Task) -> list[tuple[bytes, bytes]]:
+def bounds_within(task: KeyRange) -> list[tuple[bytes, bytes]]:
     """The regions of `pd_with_regions` in a task."""
     first, last = (re.search(rb"user:(\d+):", key) for key in (task.start, task.end))
     begin = int(first[1]) if first else 0

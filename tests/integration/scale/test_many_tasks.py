@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from tikv_br.dataflow.task import Task
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.tasks.task import TaskContext
 
-TASKS = [Task(b"%04d" % number, b"%04d" % (number + 1)) for number in range(1000)]
+TASKS = [KeyRange(b"%04d" % number, b"%04d" % (number + 1)) for number in range(1000)]
 
 
-def identify(task: Task, context: TaskContext) -> tuple[int, Task, int]:
+def identify(task: KeyRange, context: TaskContext) -> tuple[int, KeyRange, int]:
     """Return index, task and the worker's process id."""
     return context.index, task, os.getpid()
 
@@ -22,7 +22,7 @@ def identify(task: Task, context: TaskContext) -> tuple[int, Task, int]:
 @pytest.mark.timeout(600)
 def test_a_thousand_tasks_arrive_each_once() -> None:
     """Each runs once with its own interval; the two workers are reused."""
-    results: list[tuple[int, Task, int]] = []
+    results: list[tuple[int, KeyRange, int]] = []
     run_tasks(TASKS, identify, options=ExecutorOptions("spark", "local[2]"), on_result=results.append)
     assert [task for _, task, _ in sorted(results, key=lambda result: result[0])] == TASKS
     assert len({process for *_, process in results}) <= 4

@@ -16,7 +16,6 @@ from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cancellation import Cancellation
 from tikv_br.dataflow import write
 from tikv_br.dataflow.read import StoredRows
-from tikv_br.dataflow.task import Task
 from tikv_br.errors import StorageFull
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
@@ -45,7 +44,7 @@ def job(tmp_path: Path) -> MergeJob:
 
 def test_a_row_of_the_log_that_the_backup_superseded_stays_superseded(job: MergeJob) -> None:
     """Only the row after the backup is left."""
-    done = run_merge_task(job, Task(SPAN.start, SPAN.end), TaskContext(0, 0, lambda _: None))
+    done = run_merge_task(job, KeyRange(SPAN.start, SPAN.end), TaskContext(0, 0, lambda _: None))
     assert read_entry(open_store(job.options.storage), done.finished).source.total_kvs == 1
 
 
@@ -59,6 +58,6 @@ def test_an_error_in_cancelled_work_stays_what_it_was(job: MergeJob, monkeypatch
 
     monkeypatch.setattr(write, "write_entry", fail)
     with pytest.raises(StorageFull):
-        run_merge_task(job, Task(SPAN.start, SPAN.end), TaskContext(0, 0, sent.append, work))
+        run_merge_task(job, KeyRange(SPAN.start, SPAN.end), TaskContext(0, 0, sent.append, work))
     assert sent[0].totals[1] == 1
     assert sent[-1].totals == (0, 0)

@@ -24,9 +24,10 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.topology import Store, StoreState
 from tikv_br.dataflow.convert import Conversion
-from tikv_br.dataflow.task import BackupJob, Task
+from tikv_br.dataflow.task import BackupJob
 from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -102,7 +103,7 @@ def run(tmp_path: Path, store: OneStore) -> Callable[..., None]:
         wanted = replace(options(), storage=StorageLocation("local", str(tmp_path)))
         job = BackupJob("run", wanted, Conversion(ApiVersion.V1, ApiVersion.V1), RateLimit(rate_limit))
         context = TaskContext(0, 0, lambda _: None, work, SharedObjects([ClusterPool()]))
-        done = run_store_task(job, Task(b"", b""), context)
+        done = run_store_task(job, KeyRange(b"", b""), context)
         entry = read_entry(open_store(wanted.storage), done.finished)
         assert (entry.files, len(store.requests)) == ((), 1)
 
