@@ -261,6 +261,7 @@ def test_managing_backups(source: LiveCluster, tmp_path: Path) -> None:
         for day in ("2026-11-20", "2026-11-21"):
             path = page.backup(source, f"backups/prod/{day}")
         page.places |= {"ROOT": root, "PATH": path, "KEY": "key007", "…": ""}
+        assert len(page.run("list s3").lines) == 2
         listed = page.run("list ROOT").lines
         assert len(listed) == 2
         assert page.run("list ROOT --rebuild").lines[0]["found"] == 2
