@@ -1,4 +1,4 @@
-"""``tikv-br backup raw`` in a process of its own, and what it says at its end."""
+"""``tikv-br backup raw`` in a process of its own, with its result."""
 
 from __future__ import annotations
 

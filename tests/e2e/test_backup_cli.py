@@ -97,7 +97,7 @@ def test_a_folder_for_each_run(live: LiveCluster, tmp_path: Path) -> None:
 
 
 def test_a_killed_run_is_continued_in_its_folder(live: LiveCluster, tmp_path: Path) -> None:
-    """The same command finds the folder again although the time is another, and says so."""
+    """The same command finds the folder at a later time, and reports it."""
     flags = ("-u", live.pd, "-s", f"local://{tmp_path}/{{time}}", *DRIVER, "--output", "json")
     live.fail("RawScan", {"delay": {"seconds": 60}}, count=-1)
     try:
@@ -125,7 +125,7 @@ def test_people_get_the_go_tools_words(live: LiveCluster, tmp_path: Path) -> Non
 
 
 def test_the_stores_write_where_timestamps_must_be_kept(v2: LiveCluster, tmp_path: Path) -> None:
-    """Without a word about it, and without a JVM; the result says which engine it was and why."""
+    """No flag and no JVM is needed; the result has the engine and the reason."""
     v2.raw().batch_put({b"key%05d" % number: b"v" for number in range(ROWS)}, 100_000)
     place = tmp_path / "backup"
     done = run("-u", v2.pd, "-s", str(place), "--output", "json", environment={"JAVA_HOME": str(tmp_path / "nowhere")})
@@ -280,7 +280,7 @@ def test_ranges_and_keyspaces_by_flags(v2: LiveCluster, tmp_path: Path) -> None:
 
 
 def test_keys_are_text_and_a_key_that_is_hex_too_is_told(v2: LiveCluster, tmp_path: Path) -> None:
-    """What a script of an earlier version passes as hex is not changed in silence; a range without a row is an error."""
+    """Hex keys in scripts of an earlier version are not reinterpreted silently; a range without a row is an error."""
     v2.raw().batch_put({b"1000": b"1", b"1500": b"2"})
     place = ("-u", v2.pd, *DRIVER, "--output", "json")
     text = run(*place, "-s", str(tmp_path / "text"), "--start", "1000", "--end", "2000")

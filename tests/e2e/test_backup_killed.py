@@ -1,4 +1,4 @@
-"""Backups that are told to end, and backups whose workers die."""
+"""Backups that are stopped, and backups whose workers die."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_worker_that_dies_is_replaced(live: LiveCluster, tmp_path: Path) -> No
             assert time.monotonic() < deadline
             time.sleep(0.05)
         before = set(place.glob("sst/*.sst"))
-        live.relent(slow)  # whoever is delayed stays so; the next attempt is not
+        live.relent(slow)  # delayed calls stay so; the next attempt is not
         for worker in spark_workers(process.pid):
             worker.kill()
         output, _ = process.communicate(timeout=120)

@@ -58,7 +58,7 @@ class Group:
         return done
 
     def table(self, *arguments: str) -> str:
-        """What people are shown."""
+        """Table on the console."""
         done = self._run(*arguments, *self._flags)
         assert done.code == 0, done.err
         return done.out
@@ -78,7 +78,7 @@ def group(source: LiveCluster, etcd: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def safe_points(source: LiveCluster) -> dict[str, int]:
-    """What PD holds, by name."""
+    """Safe points in PD, by name."""
     points = source.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
     return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
 
@@ -140,8 +140,8 @@ def test_another_address_but_no_other_sink(group: Group, source: LiveCluster, ta
     group("changefeed", "remove", "moving")
 
 
-def test_what_cannot_be_created(group: Group, source: LiveCluster, etcd: str) -> None:
-    """An etcd that is none, a start before GC's safe point or in the future, a keyspace that is none, the source or nobody as sink."""
+def test_invalid_changefeeds_are_refused(group: Group, source: LiveCluster, etcd: str) -> None:
+    """A wrong etcd, a start before GC's safe point or in the future, an unknown keyspace, the source or nothing as sink."""
     create = ("changefeed", "create", "--id", "never", "--start-ts", "now", "--sink")
     no_etcd = tikv_br(*create, "blackhole://", "--pd", source.pd, "--etcd", source.cluster.pd.stores()[0].address)
     assert no_etcd.code == 81, no_etcd.err
@@ -182,7 +182,7 @@ def test_a_sync_with_its_state_in_etcd(group: Group, source: LiveCluster, etcd: 
 
 
 def run_until_written(flags: list[str], source: LiveCluster, key: bytes, sink: Path) -> None:
-    """Run a sync until a key that is put meanwhile has come to its sink, then end it."""
+    """Run a sync until a key that is put during it has arrived at its sink, then end it."""
     more = ["--hold-back", "0s", "--status-every", "1s", "--output", "json"]
     command = [str(PROGRAM), "sync", *flags, *more]
     with subprocess.Popen(

@@ -38,7 +38,7 @@ def test_people_get_a_table(playgrounds: Playgrounds) -> None:
 
 
 def test_failed_probes_have_their_exit_code() -> None:
-    """61, after everything was told."""
+    """The exit code is 61, after all results."""
     done = tikv_br("check", *NOWHERE)
     assert done.code == 61
     assert "1 of 13 probes failed: pd" in done.err

@@ -33,7 +33,7 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """What is backed up, and restored into."""
+    """Source of backups and target of restores."""
     with live_cluster(tmp_path_factory.mktemp("cluster"), ApiVersion.V2, stores=1) as live:
         yield live
 
@@ -91,7 +91,7 @@ def test_refusals(
 
 
 def test_nobody_answers(gcs: GcsServer) -> None:
-    """An endpoint where nobody listens is told within seconds, with its own exit code."""
+    """A closed endpoint is reported within seconds, with its own exit code."""
     with reserved_ports(1) as [port]:
         nowhere = f"http://127.0.0.1:{port}"
         for url in (
@@ -103,6 +103,6 @@ def test_nobody_answers(gcs: GcsServer) -> None:
 
 
 def test_a_bucket_that_is_missing(gcs: GcsServer, cluster: LiveCluster) -> None:
-    """Of Google, too, it ends a backup before it does anything."""
+    """A missing bucket ends a backup before it does anything, also on Google's cloud."""
     done = tikv_br("backup", "raw", "--pd", cluster.pd, "-s", gcs.url("backup", "no-such-bucket"))
     assert (done.code, "bucket 'no-such-bucket' does not exist" in done.err) == (24, True)

@@ -1,4 +1,4 @@
-"""What a shell is told when the user presses the tab key."""
+"""Suggestions for a shell when the user presses the tab key."""
 
 from __future__ import annotations
 

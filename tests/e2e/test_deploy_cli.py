@@ -43,7 +43,7 @@ def arguments(file: str, variables: dict[str, str], key: Path) -> list[str]:
 
 
 def code(url: str, key: str = "") -> int:
-    """Of the answer to a request; 0 without one: a process that compiles kernels on a busy machine may not answer for a while."""
+    """Status of the answer to a request; 0 without one: a process that compiles kernels may be slow to answer."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE / 4) as answer:

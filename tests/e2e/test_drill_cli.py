@@ -122,8 +122,8 @@ def test_the_crontab_of_the_readme_makes_a_backup_and_a_drill(live: LiveCluster,
 
 
 @pytest.mark.core("report")
-def test_what_cron_mails_of_a_failed_drill_says_why_and_where_its_report_is(config: Path, tmp_path: Path) -> None:
-    """Error, hint and report in two lines, and the exit code of what failed: there is no backup."""
+def test_the_mail_of_a_failed_drill_has_reason_and_report(config: Path, tmp_path: Path) -> None:
+    """Error, hint and report in two lines, with the exit code of the failure: there is no backup."""
     line = here(crontab()[1], tmp_path) + " --backup newest"
     done = as_cron(line, tmp_path)
     assert (done.returncode, done.stdout) == (31, "")

@@ -96,7 +96,7 @@ class Drills:
 
     @property
     def newest(self) -> Path:
-        """The page of the last drill. Ids of drills that started in the same second do not say which was later."""
+        """Page of the last drill. Ids of drills that started in the same second do not order them."""
         return max((self.home / "reports").glob("*.html"), key=lambda page: page.stat().st_mtime_ns)
 
     @property
@@ -106,7 +106,7 @@ class Drills:
         return found
 
     def seen(self, page: Page) -> str:
-        """What a reader of the last drill's page sees: its scenario is told, its map drawn, and nothing complains."""
+        """Open the page of the last drill: its scenario is described, its map drawn, and the browser reports no error."""
         page.go(self.newest.as_uri())
         page.wait("document.readyState === 'complete'")
         assert page.complaints == []
@@ -136,7 +136,7 @@ def all_is_removed(source: LiveCluster) -> Iterator[None]:
 def test_all_that_can_be_asked_of_a_recovery_at_once(
     drills: Drills, source: LiveCluster, recovery: LiveCluster, listener: Listener, page: Page, tmp_path: Path
 ) -> None:
-    """Backup, recovery cluster, tail, cut-over, objectives, retention, hooks: it passes, and everybody is told."""
+    """Backup, recovery cluster, tail, cut-over, objectives, retention, hooks: it passes, and all hooks run."""
     beat, hook, reported = tmp_path / "beat.url", tmp_path / "hook.url", tmp_path / "reported.json"
     beat.write_text(listener.url("beat").reveal() + "\n")
     hook.write_text(listener.url("hook").reveal() + "\n")
@@ -175,8 +175,8 @@ def test_all_that_can_be_asked_of_a_recovery_at_once(
     assert contents(recovery) == {}
 
 
-def test_whatever_was_missed_is_named(drills: Drills, page: Page) -> None:
-    """All four objectives of a recovery in a keyspace: code 62; the page shows each, and where they stand in the trend."""
+def test_every_missed_objective_is_named(drills: Drills, page: Page) -> None:
+    """All four objectives of a recovery in a keyspace: code 62; the page shows each, and its trend."""
     asked = ("--rpo", "0s", "--rto", "0s", "--max-age", "0s", "--min-keys", str(len(ROWS) + 1))
     missed = drills.run(62, "--target-keyspace", str(SCRATCH), *asked)
     assert missed["name"] == "ObjectivesMissed"
@@ -306,15 +306,15 @@ def test_damage_that_is_not_found_has_a_code_of_its_own(
         ("--scenario point-in-time --log local:///nowhere --tail 1s", "lost-cluster"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_leaves_no_report(drills: Drills, flags: str, said: str) -> None:
-    """Code 2, what is wrong, and nothing written."""
+def test_contradictory_flags_are_refused_without_a_report(drills: Drills, flags: str, said: str) -> None:
+    """Code 2 with the reason, and nothing written."""
     refused = drills.run(2, *flags.split())
     assert said in refused["message"] + refused["hint"]
     assert not (drills.home / "reports").exists()
 
 
 def test_no_flag_is_without_a_test(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever adds one to ``drill run`` uses it here."""
+    """Each flag of ``drill run`` is used here."""
     assert tikv_br(["drill", "run", "--help-all"]) == 0
     flags = set(re.findall(r"^  (?:-\w, )?(--[\w.-]+)", capsys.readouterr().out, re.MULTILINE))
     assert {"--tail", "--storage", "--s3.ca"} <= flags

@@ -31,7 +31,7 @@ HOUR = 3600
 
 @pytest.mark.core("gc")
 def test_status(playgrounds: Playgrounds, tmp_path: Path) -> None:
-    """Who holds GC back is told to people, to scripts, to Nagios and to Prometheus, with what PD lists."""
+    """The console, JSON, Nagios and Prometheus show the service that limits GC, with PD's list."""
     address, file = playgrounds["v1ttl"], tmp_path / "gc.prom"
     with PdClient(ClusterConfig(pd=(address,))) as pd:
         now = pd.tso()
@@ -160,12 +160,12 @@ def is_well(url: str) -> bool:
 
 
 def is_out(url: str, key: str) -> bool:
-    """Whether the worker is in no election, and says so."""
+    """Return whether the worker reports that it is in no election."""
     return get(f"{url}healthz", key)[1].startswith("degraded\nnot in the election")
 
 
 def status_of(url: str) -> dict[str, Any]:
-    """What /status says, with the key of the test."""
+    """Result of /status, with the key of the test."""
     reported: dict[str, Any] = json.loads(get(f"{url}status", "0123456789abcdef")[1])
     return reported
 
@@ -180,7 +180,7 @@ def test_an_address_that_cannot_be_used(playgrounds: Playgrounds, tmp_path: Path
 
 
 def test_run_refuses_clusters_without_versions(playgrounds: Playgrounds, tmp_path: Path) -> None:
-    """Of API V1, which TiDB has: exit code 5, and PD's safe points stay."""
+    """Clusters of API V1, which TiDB has: exit code 5, and PD's safe points stay."""
     with real_etcd(tmp_path / "etcd") as server:
         refused = tikv_br("gc", "run", "--pd", playgrounds["v1"], "--etcd", server.address)
     assert refused.code == 5

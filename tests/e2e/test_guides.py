@@ -442,7 +442,7 @@ def test_serve(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> N
 
 
 def test_export(source: LiveCluster, target: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
-    """Of a cluster and of a backup; the files are loaded again."""
+    """Exports of a cluster and of a backup are loaded again."""
     csv = f"local://{tmp_path}/csv"
     with Page("export", tmp_path, **places) as page:
         page.run("export raw --pd")

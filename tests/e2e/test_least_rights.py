@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """What is backed up."""
+    """Cluster to back up."""
     with live_cluster(tmp_path_factory.mktemp("cluster"), ApiVersion.V2, stores=1) as live:
         live.raw().batch_put(ROWS)
         yield live
@@ -73,7 +73,7 @@ class Operator:
         return self.run("backup", "raw", "-u", self._cluster.pd, name=f"/{name}")
 
     def restore(self) -> int:
-        """The exit code of a restore over what is there."""
+        """Exit code of a restore over existing rows."""
         return self.run("restore", "raw", "-u", self._cluster.pd, "--allow-overwrite", "--restamp")
 
 
@@ -96,7 +96,7 @@ def without(policy: Policy, action: str) -> Policy:
     return {**policy, "Statement": kept}
 
 
-def test_who_keeps_backups_can_do_all_of_it(operator: Operator) -> None:
+def test_the_writer_of_backups_can_manage_them(operator: Operator) -> None:
     """Make, list, verify and prune."""
     operator.may(KEEPER)
     assert operator.back_up("second") == 0
@@ -106,8 +106,8 @@ def test_who_keeps_backups_can_do_all_of_it(operator: Operator) -> None:
     assert operator.back_up("first") == 0
 
 
-def test_who_reads_backups_can_do_no_more(operator: Operator) -> None:
-    """Verify and restore; to make one is denied."""
+def test_the_reader_of_backups_cannot_write(operator: Operator) -> None:
+    """Verify and restore work; a backup is denied."""
     operator.may(READER)
     assert operator.run("verify", "--level", "data") == 0
     assert operator.restore() == 0

@@ -84,5 +84,5 @@ def test_load_killed_while_it_ingests_is_finished_by_the_same_command(tmp_path: 
 
 
 def _objects(server: S3Server) -> list[str]:
-    """What the server's own listing shows."""
+    """Objects in the server's own listing."""
     return [each["Key"] for each in server.admin.list_objects_v2(Bucket=BUCKET).get("Contents", [])]

@@ -81,7 +81,7 @@ def check_compaction(place: list[str], until: int) -> None:
 
 
 def test_the_life_of_a_log(v2: LiveCluster, tmp_path: Path) -> None:
-    """Each command does what its help says, and the exit codes tell."""
+    """Each command does what its help promises, with the right exit code."""
     place = ["--storage", f"local://{tmp_path}", "--id", "one"]
     start = [str(PROGRAM), "log", "start", "--pd", v2.pd, *place, "--flush-interval", "200ms", "--hold-back", "0s"]
     assert run("status", *place).returncode == 31
@@ -167,7 +167,7 @@ def test_sources_without_timestamps_are_refused_with_an_alternative(version: Api
 
 @pytest.mark.parametrize(("level", "code"), [(None, 0), ("files", 39), ("data", 39)])
 def test_status_finds_a_flipped_byte_if_it_reads_the_files(level: str | None, code: int, tmp_path: Path) -> None:
-    """By default only sizes and records are checked, and the output says so; the hint is about the log."""
+    """By default only sizes and records are checked, and the output mentions it; the hint is about the log."""
     write_log(store_at(tmp_path))
     victim = sorted((tmp_path / LOG / "data").rglob("*.parquet"))[3]
     data = bytearray(victim.read_bytes())

@@ -43,7 +43,7 @@ def back_up(pd: str, place: Path | str) -> Done:
 
 
 def backups(root: str) -> list[dict[str, object]]:
-    """What list says, newest first."""
+    """Listed backups, newest first."""
     return [without_run_id(line) for line in succeed("list", "-s", root, "--output", "json").lines]
 
 
@@ -209,7 +209,7 @@ def test_rebuild_tells_of_a_damaged_backup(root: str, tmp_path: Path) -> None:
 
 
 def test_index_that_cannot_be_written_is_a_warning(playgrounds: Playgrounds, tmp_path: Path) -> None:
-    """A file where the index should be: the backup succeeds, says how to mend the list, and restores."""
+    """A file instead of the index: the backup succeeds, describes the repair of the list, and restores."""
     (tmp_path / "tikv-br-index").write_text("in the way")
     done = back_up(playgrounds["v1ttl"], tmp_path / "b")
     assert done.last["message_type"] == "summary"

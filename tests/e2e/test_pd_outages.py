@@ -65,13 +65,13 @@ def end_by_signal(live: LiveCluster, gone: object, has_begun: Callable[[], bool]
 
 
 def calls(live: LiveCluster, rpc: str) -> int:
-    """How many calls of an RPC the stores had."""
+    """Number of calls of an RPC at the stores."""
     return int(live.calls()["rpcs"].get(rpc, {"calls": 0})["calls"])
 
 
 @GONE
 def test_a_backup_without_pd_ends_at_a_signal(live: LiveCluster, gone: object, tmp_path: Path) -> None:
-    """The safe point that PD cannot be asked about is reported, with the time for which PD keeps it by itself."""
+    """The remaining safe point is reported, with the time after which it expires."""
     live.fail("backup.region", SLOW, count=-1)
     options = ("-s", f"local://{tmp_path}/b", "--engine", "store", "--executor", "driver", "--concurrency", "1")
     said = end_by_signal(

@@ -146,7 +146,7 @@ def advanced(etcd: Etcd, key: str, old: int) -> Callable[[], bool]:
 
 
 def checkpoint_ts(record: bytes) -> int:
-    """What a checkpoint says."""
+    """Timestamp of a checkpoint."""
     return int(json.loads(record)["content"]["checkpoint_ts"])
 
 

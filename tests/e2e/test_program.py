@@ -23,7 +23,7 @@ HEAVY = ("numba", "pyarrow", "numpy", "grpc", "pyspark", "obstore", "boto3", "ri
 
 YARDSTICK = "sum(number * number for number in range(3_000_000))"
 YARDSTICK_SECONDS = 0.22
-"""Of CPU, on a machine that is by no means fast."""
+"""CPU seconds on a slow machine."""
 
 
 def test_help_is_quick() -> None:
@@ -40,7 +40,7 @@ def test_help_is_quick() -> None:
 
 
 def cpu_seconds_of_children() -> float:
-    """What all ended children of this process have used."""
+    """CPU seconds of all ended children of this process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -92,7 +92,7 @@ def pd(playgrounds: Playgrounds) -> str:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_a_command_with_their_codes(pd: str, number: signal.Signals, code: int) -> None:
-    """A command that is told to end says so and exits with 128 + the signal, in JSON form as well."""
+    """A stopped command reports it and exits with 128 + the signal, in JSON form as well."""
     command = [str(PROGRAM), "raw", "import", "--pd", pd, "--output", "json", "-"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
@@ -108,7 +108,7 @@ def test_signals_end_a_command_with_their_codes(pd: str, number: signal.Signals,
 
 
 def unread(pipe: IO[str] | None) -> int:
-    """How many bytes in a pipe nobody has taken yet."""
+    """Number of unread bytes in a pipe."""
     assert pipe is not None
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]  # type: ignore[no-any-return]
 
@@ -145,7 +145,7 @@ def test_environment_stands_in_for_flags(pd: str) -> None:
     ],
 )
 def test_streams_that_are_closed_or_full(arguments: str, streams: str, code: int) -> None:
-    """The exit code tells what became of the work; output that is lost has a code of its own, and never a traceback."""
+    """The exit code is that of the work; lost output has a code of its own, and never a traceback."""
     done = subprocess.run(
         ["/bin/sh", "-c", f'exec "$0" {arguments} {streams}', str(PROGRAM)],
         env=environment(),

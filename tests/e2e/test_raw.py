@@ -114,7 +114,7 @@ def test_keyspaces_are_apart(pd: str) -> None:
 
 @pytest.mark.parametrize("version", ["v1"])
 def test_wrong_flags_answer_without_a_cluster(pd: str) -> None:
-    """Bad keys, empty ranges, unknown keyspaces and dangerous deletes exit 2, each with words that say what is wrong."""
+    """Bad keys, empty ranges, unknown keyspaces and dangerous deletes exit 2, each with its reason."""
     nowhere = "127.0.0.1:1"
     cases = {
         ("get", "--pd", nowhere, "--format", "hex", "6g"): "not a hex digit",
@@ -146,7 +146,7 @@ def test_unreachable_pd_exits_3_in_seconds() -> None:
 
 @pytest.mark.parametrize("version", ["v1"])
 def test_scanned_json_loads_again(pd: str, tmp_path: Path) -> None:
-    """What ``raw scan --output json`` writes is what ``raw import`` reads, to the byte."""
+    """``raw import`` reads the output of ``raw scan --output json``, to the byte."""
     succeed("raw", "import", "--pd", pd, "--count", "1000", "--value-size", "33")
     first = succeed("raw", "scan", "--pd", pd, "--output", "json").out
     (tmp_path / "all.jsonl").write_text(first)

@@ -61,7 +61,7 @@ def seen(page: Page, report: Path) -> str:
 def test_a_backup_and_all_that_is_done_with_it_are_reported(
     live: LiveCluster, target: LiveCluster, page: Page, tmp_path: Path
 ) -> None:
-    """Each page has verdict, steps, map and what was compared; a restore over other rows is refused, and its report says why."""
+    """Each page has verdict, steps, map and comparison; the report of a refused restore has the reason."""
     place, report = f"local://{tmp_path}/backup", tmp_path / "report.html"
 
     ended(0, "backup", "raw", "--pd", live.pd, "-s", place, "--dry-run", report=report)

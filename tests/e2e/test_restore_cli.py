@@ -194,7 +194,7 @@ def test_a_wrong_authority_is_refused_at_once(backup: Path, tmp_path: Path) -> N
 
 @pytest.mark.core("restore")
 def test_a_part_moves_to_another_keyspace(v1: LiveCluster, v2: LiveCluster, tmp_path: Path) -> None:
-    """The plan is told first, in full; the restore brings the keys of a prefix under another, in another keyspace."""
+    """The plan comes first, in full; the restore moves the keys of a prefix to another one, in another keyspace."""
     place = ["-s", f"local://{tmp_path / 'moving'}"]
     made = tikv_br("backup", "raw", "-u", v1.pd, *place, "--dst-api-version", "v2", "--executor", "driver")
     assert made.returncode == 0, made.stdout

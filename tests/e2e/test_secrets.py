@@ -1,4 +1,4 @@
-"""Where secrets must not be: with all of them on the command line and in the environment, a run on Spark with all logs on, and everything it leaves."""
+"""Places without secrets: all output of a run on Spark that gets them in flags and environment, with all logs on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shown(data: bytes) -> list[bytes]:
 
 
 def command_lines(program: subprocess.Popen[bytes]) -> list[bytes]:
-    """What `ps` shows of all processes that a running program has started; until their exec that is the program's own."""
+    """Arguments that `ps` shows of all processes that a running program has started; until exec they are the program's."""
     lines = []
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process(program.pid)
@@ -48,7 +48,7 @@ def command_lines(program: subprocess.Popen[bytes]) -> list[bytes]:
 
 
 def on_disk(folder: Path) -> dict[Path, bytes]:
-    """What lies in a folder just now, from which files come and go."""
+    """Files in a folder at the moment, while others come and go."""
     found = {}
     for place, _folders, names in os.walk(folder):
         for path in (Path(place, name) for name in names):
@@ -75,7 +75,7 @@ def watch(program: subprocess.Popen[bytes], scratch: Path) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_nothing_that_a_run_on_spark_leaves_or_shows_holds_a_secret(playgrounds: Playgrounds, tmp_path: Path) -> None:
+def test_a_run_on_spark_leaves_and_shows_no_secret(playgrounds: Playgrounds, tmp_path: Path) -> None:
     """stdout, stderr at debug, log file, Spark's event log and scratch files, every object, and `ps`: rows, S3 secret and cipher key in none."""
     events, log_file = tmp_path / "events", tmp_path / "log"
     scratch = tmp_path / "scratch"

@@ -111,7 +111,7 @@ def test_the_overview_is_what_the_commands_say(tmp_path: Path) -> None:
 
 
 def overview(address: str) -> dict[str, Any]:
-    """What the server says of everything."""
+    """Overview of the server."""
     found: dict[str, Any] = json.loads(get(address, "/api/overview.json")[1])
     return found
 

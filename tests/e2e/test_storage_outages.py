@@ -25,7 +25,7 @@ REGIONS = 40
 ROWS = {b"key%05d" % number: b"value" * 20 for number in range(REGIONS * 20)}
 AWAY_SECONDS = 6
 PATIENCE_SECONDS = 8
-"""Of those that give up; much less than the default, and more than a request's silence on a busy machine."""
+"""Patience of commands that fail; much less than the default, and more than a request's silence on a busy machine."""
 SLOW = {"delay": {"seconds": 0.5}}
 ENGINES = pytest.mark.parametrize(("engine", "rpc"), [("scan", "RawScan"), ("store", "backup.region")])
 
@@ -42,7 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Where the server listens, before and after."""
+    """Port of the server, before and after."""
     with reserved_ports(1) as [number]:
         yield number
 
@@ -64,7 +64,7 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def outage(
     folder: Path, port: int, prepare: Callable[[S3Server], list[str]], begun: Callable[[], bool]
 ) -> tuple[int, str]:
-    """Start a command, kill the server once the work has begun, start it anew, and wait for the command's end."""
+    """Start a command, kill the server once the work has begun, restart it, and wait for the command's end."""
     with contextlib.ExitStack() as stack:
         with versitygw_server(folder, port=port) as server:
             running = stack.enter_context(started(*prepare(server)))
@@ -109,7 +109,7 @@ def test_a_backup_rides_out_a_restart_of_its_storage(
 
 @pytest.mark.parametrize("via", ["stores", "upload"])
 def test_a_restore_rides_out_a_restart_of_its_storage(source: LiveCluster, tmp_path: Path, port: int, via: str) -> None:
-    """The stores of the target cannot read meanwhile, and neither can this machine."""
+    """Neither the stores of the target nor this machine can read during the restart."""
     with versitygw_server(tmp_path, port=port) as server:
         succeed(*backup_arguments(source, server.url("b"), "scan"))
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:

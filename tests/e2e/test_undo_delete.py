@@ -164,7 +164,7 @@ def test_never_in_another_cluster(other: LiveCluster, backup: str) -> None:
 
 
 def test_a_killed_restore_brings_back_what_was_deleted_meanwhile(live: LiveCluster, backup: str) -> None:
-    """SIGKILL in the middle, the script that deletes has another go at what is there, the same command again."""
+    """SIGKILL in the middle, the script deletes again, the same command again."""
     live.fail("Ingest", {"delay": {"seconds": 1.5}}, count=-1)  # of each file: time to notice the first before the last
     flags = ("--pd", live.pd, "--storage", backup, "--concurrency", "1")
     with subprocess.Popen([str(PROGRAM), "restore", "raw", *flags], env=environment(), cwd="/") as process:

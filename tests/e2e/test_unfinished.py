@@ -45,7 +45,7 @@ def test_unlock_says_whose_the_lease_was(store: ObjectStore) -> None:
 
 @pytest.mark.core("resume")
 def test_abort_removes_what_is_unfinished(store: ObjectStore) -> None:
-    """And nothing else: a living run, a finished backup and files of others stay as they are."""
+    """A live run, a finished backup and foreign files stay as they are."""
     place = ("-s", store.location.path)
     store.put("README.txt", b"mine")
     BackupWriter.create(store)

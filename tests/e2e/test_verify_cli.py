@@ -41,7 +41,7 @@ def damaged(golden: Path, tmp_path: Path) -> tuple[Path, set[str]]:
 
 @pytest.mark.core("verify")
 def test_a_sound_backup_ends_with_a_summary(golden: Path) -> None:
-    """Exit code 0, progress in between, and the last line says what was checked."""
+    """Exit code 0, progress in between, and the last line has the checks."""
     done = tikv_br(f"local://{golden / 'backups' / 'v2' / 'data'}", "--output", "json")
     last = lines(done)[-1]
     assert (done.returncode, done.stderr) == (0, "")
@@ -51,14 +51,14 @@ def test_a_sound_backup_ends_with_a_summary(golden: Path) -> None:
 
 
 def test_the_location_may_be_a_flag(golden: Path) -> None:
-    """``-s URL`` is the same as the argument; a subset is told in people's summary, too."""
+    """``-s URL`` is the same as the argument; the console's summary shows the subset, too."""
     done = tikv_br("-s", f"local://{golden / 'backups' / 'v2' / 'data'}", "--subset", "10%", "--seed", "5")
     assert done.returncode == 0, done.stderr
     assert "2 of 18, 10% with seed 5" in done.stdout
 
 
 def test_every_finding_is_a_json_line(damaged: tuple[Path, set[str]]) -> None:
-    """Both are told with object, cause and level; then the error, with their number and code 32."""
+    """Each has object, cause and level; then the error follows, with their number and code 32."""
     folder, names = damaged
     done = tikv_br(f"local://{folder}", "--output", "json")
     found = [line for line in lines(done) if line["message_type"] == "finding"]
@@ -96,7 +96,7 @@ def test_people_get_a_table_of_findings(damaged: tuple[Path, set[str]]) -> None:
     ],
 )
 def test_wrong_input_has_its_own_code(arguments: list[str], code: int) -> None:
-    """What cannot be done is refused with a message and a hint."""
+    """Impossible requests are refused with a message and a hint."""
     done = tikv_br(*arguments)
     assert done.returncode == code
     assert "Error: " in done.stderr

@@ -93,7 +93,7 @@ class Cell:
 
     @property
     def expected(self) -> dict[bytes, tuple[bytes, bool]]:
-        """What `rows` must be once the others have expired."""
+        """Expected `rows` once the others have expired."""
         has_ttl = self.api_version.has_ttl
         return {key: (value, has_ttl and number % 3 == 0) for number, (key, value) in enumerate(LASTING.items())}
 
@@ -116,7 +116,7 @@ class Cell:
         return done
 
     def until(self, condition: Callable[[], object], *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command until a condition holds, or it ends by itself."""
+        """Run a command until a condition holds, or it ends."""
         before, pids = self.state(), queue.SimpleQueue[int]()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(
@@ -365,7 +365,7 @@ def test_a_version_that_was_never_tried_is_a_notice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("api_version", [V1, V2])
 def test_a_target_that_executes_late_requests_is_a_notice(tmp_path: Path, api_version: ApiVersion) -> None:
-    """Of both ways to replicate."""
+    """Both ways to replicate."""
     with cell_of("8.5", api_version, tmp_path / "new") as cell, cell_of("6.2", api_version, tmp_path / "old") as target:
         target.wipe()
         feed = ("--start-ts", str(cell.start_ts), "--state-dir", str(cell.folder / "state"))

@@ -52,7 +52,7 @@ class Recording:
     details: str
 
     def events(self, until: float = float("inf")) -> list[Event]:
-        """What came before a moment, resolved-ts left out."""
+        """Events before a moment, without resolved-ts."""
         return [event for offset, frame in self.frames if offset < until for event in frame.events if _is_news(event)]
 
     def last_resolved(self) -> list[Frame]:
@@ -118,7 +118,7 @@ def first_regions(recordings: Sequence[Recording]) -> list[Region]:
 
 
 def region_ids(recordings: Sequence[Recording]) -> dict[bytes, tuple[int, int]]:
-    """Return the recorded region id and peer id by end key, of the regions that errors tell of."""
+    """Return the recorded region id and peer id by end key, for regions in errors."""
     return {
         region.end_key: (region.id, region.peers[0].id)
         for recording in recordings
@@ -160,7 +160,7 @@ class ScriptedClock:
             self._pins.discard(self._wanted - 1)
 
     def next_ts(self) -> int:
-        """One below what is wanted, then that, and again."""
+        """One below the requested timestamp, then that, and again."""
         with self._lock:
             self._last = min(self._last + 1, self._wanted)
             return self._last
@@ -173,7 +173,7 @@ class ScriptedClock:
 
 
 class KnownTimestamps:
-    """Which commit-ts each recorded row had."""
+    """Commit-ts of each recorded row."""
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self._by_row: defaultdict[tuple[bytes, bytes, bool], set[int]] = defaultdict(set)
@@ -338,7 +338,7 @@ class Listener:
             self._news.notify()
 
     def events(self) -> list[Event]:
-        """What came so far, resolved-ts left out."""
+        """Events so far, without resolved-ts."""
         return [event for frame in list(self.frames) for event in frame.events if _is_news(event)]
 
     def resolved(self) -> list[Frame]:
@@ -395,7 +395,7 @@ def play(recording: Recording, channel: grpc.Channel, writer: Writer | None, don
 
 
 def outcome(events: Sequence[Event], resolved: Sequence[Frame], status: str, details: str) -> Outcome:
-    """A stream in a form that can be compared: each request's events in order, then who is told resolved-ts, and how."""
+    """A stream in a comparable form: each request's events in order, then the receivers of resolved-ts."""
     by_request: defaultdict[int, list[Json]] = defaultdict(list)
     for event in events:
         by_request[event.request_id].append(json_format.MessageToDict(event, preserving_proto_field_name=True))
@@ -406,7 +406,7 @@ def outcome(events: Sequence[Event], resolved: Sequence[Frame], status: str, det
 
 
 def _is_part(one: Json, other: Json) -> bool:
-    """Whether a later resolved-ts tells the same request of more regions: one just subscribed may join late."""
+    """Return whether a later resolved-ts extends the same request's regions: one just subscribed may join late."""
     mine, theirs = one.get("resolved_ts", {}), other.get("resolved_ts", {})
     return set(mine.get("regions", [])) < set(theirs.get("regions", [])) and mine.get("request_id") == theirs.get(
         "request_id"

@@ -41,7 +41,7 @@ def folder(request: pytest.FixtureRequest, golden: Path) -> Path:
 
 @pytest.fixture
 def recorded(folder: Path) -> dict[str, Any]:
-    """What the generator wrote down of it."""
+    """Record of the generator."""
     document: dict[str, Any] = json.loads((folder / "meta.json").read_text())
     return document
 

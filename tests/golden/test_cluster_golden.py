@@ -86,7 +86,7 @@ def decoded(text: str) -> bytes:
 
 
 def test_scans_read_as_recorded(recording: Recording) -> None:
-    """Pages, region errors and errors in pairs of every recorded RawScan are told apart and hold what was recorded."""
+    """Pages, region errors and errors in pairs of every recorded RawScan are distinguished, with the recorded contents."""
     pages = 0
     for entry in recording.of("RawScan"):
         for data, form in zip(recording.answers(entry), entry.get("responses", []), strict=True):
@@ -237,7 +237,7 @@ def recorded_failure(entry: Entry) -> Failure:
 
 
 def test_recorded_safe_points(recording: Recording, pd: tuple[PdClient, ScriptedServer]) -> None:
-    """What PD answered when GC had passed is larger than what was asked; a held one is not."""
+    """PD's answer is larger than the request if GC has passed; a held one is not."""
     client, server = pd
     for condition, lost in (("set br-x", False), ("behind the safe point", True)):
         entry = recording.one("PD/UpdateServiceGCSafePoint", condition)

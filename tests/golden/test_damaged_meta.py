@@ -24,7 +24,7 @@ BOUNDS = {"files.start_key", "files.end_key", "raw_ranges.start_key", "raw_range
 
 
 def refusal(folder: Path, findings: list[Finding] | None = None) -> BackupSetError | None:
-    """How a verification that reads every row ends."""
+    """Error of a verification that reads every row."""
     options = VerifyOptions(parse(f"local://{folder}"), Level.DATA, executor=Executor.DRIVER)
     try:
         verify(options, on_finding=([] if findings is None else findings).append)
@@ -48,8 +48,8 @@ def different(one: Message, other: Message, path: str = "") -> set[str]:
     return found
 
 
-def test_what_is_not_found_loses_no_row(copied: Path) -> None:
-    """Of bits turned over anywhere, those that reading every row does not find are in fields that rows do not hang on."""
+def test_undetected_flips_lose_no_row(copied: Path) -> None:
+    """Flipped bits that reading every row does not detect are in fields that do not affect rows."""
     path, chance, found = copied / "backupmeta", random.Random(20), 0
     data = path.read_bytes()
     sound = BackupSet.open(open_store(parse(f"local://{copied}")))
@@ -70,8 +70,8 @@ def test_what_is_not_found_loses_no_row(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "short of a byte", "swapped", "a file less"])
-def test_what_is_cut_or_exchanged_is_found(copied: Path, damage: str) -> None:
-    """Also a file whose entry has become one of an unknown field: it is not missing without a word."""
+def test_cut_and_exchanged_metadata_is_detected(copied: Path, damage: str) -> None:
+    """Also a file whose entry has become one of an unknown field: its loss is reported."""
     path = copied / "backupmeta"
     data = path.read_bytes()
     neighbour = max(copied.rglob("*.sst"))

@@ -47,7 +47,7 @@ def read(options: dict[str, str], *filters: api.Filter) -> tuple[Rows, int]:
 
 @pytest.mark.parametrize("name", ["v1", "v1_lz4", "v1_to_v2", "v1ttl", "v2", "v2_3stores", "v2_ks4242_rpc"])
 def test_all_live_rows_once(golden: Path, name: str) -> None:
-    """Of each API version, compression and keyspace, a partition per file."""
+    """For each API version, compression and keyspace, a partition per file."""
     folder = golden / "backups" / name
     known = expected(folder if (folder / "expected.jsonl.zst").exists() else golden / "backups" / "v1")
     found, partitions = read({"path": str(folder / "data")})

@@ -105,7 +105,7 @@ def run(feed: Feed, script: Replay) -> tuple[State, int]:
 
 
 def replay(recording: Recording) -> tuple[State, int, Replay]:
-    """What the feed makes of a whole recording."""
+    """Output of the feed for a whole recording."""
     fake = FakeCluster()
     requests = [request for _, request in recording.requests]
     span = KeyRange(
@@ -125,7 +125,7 @@ def replay(recording: Recording) -> tuple[State, int, Replay]:
 
 
 def states(folder: Path, newest: State) -> tuple[dict[bytes, bytes | None], dict[bytes, bytes | None]]:
-    """Value of each key that the feed told of, None where there is none: by the feed, and in the cluster afterwards."""
+    """Value of each key of the feed, None without one: by the feed, and in the cluster afterwards."""
     expected = json.loads((folder / "final_state.json").read_text())
     final = {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in expected["rows"]}
     by_feed = {

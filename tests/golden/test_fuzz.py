@@ -1,4 +1,4 @@
-"""What real servers wrote and sent, damaged: bounded runs of scripts/fuzz.py."""
+"""Damaged files and messages of real servers: bounded runs of scripts/fuzz.py."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def applied(feed: TopicFeed) -> dict[bytes, tuple[bytes, int]]:
 
 
 def wanted(recorded: list[Recorded]) -> dict[bytes, tuple[bytes, int]]:
-    """What TiKV-CDC's consumer has at the end."""
+    """Rows that TiKV-CDC's consumer has at the end."""
     rows: dict[bytes, tuple[bytes, int]] = {}
     for each in (each for message in recorded for each in message.changes):
         rows.pop(each.key, None)
@@ -170,7 +170,7 @@ def test_another_keyspace_is_refused_unless_it_is_named(recorded: list[Recorded]
 
 
 def test_text_keys_that_start_like_a_prefix_are_read_as_they_are() -> None:
-    """Keys such as "row-1" of an earlier version have no prefix; the header tells those of a keyspace of that number."""
+    """Keys such as "row-1" of an earlier version have no prefix; the header identifies a keyspace of that number."""
     rows = [Change(b"row-%d" % number, b"", number) for number in range(1, 4)]
     assert UserKeys().of(rows, []) == rows
     assert [each.key for each in UserKeys().of(rows, [("keyspace", b"7305005")])] == [b"1", b"2", b"3"]

@@ -26,7 +26,7 @@ def opened(folder: Path) -> BackupSet:
 
 
 def rows_of(folder: Path) -> list[dict[str, str | int]]:
-    """What must come out of it."""
+    """Expected rows."""
     data = zstandard.ZstdDecompressor().stream_reader((folder / "expected.jsonl.zst").read_bytes()).read()
     return [json.loads(line) for line in data.splitlines()]
 
@@ -59,7 +59,7 @@ def test_keyspace_of_the_backup_is_the_default(golden: Path) -> None:
 
 
 def test_key_outside_of_the_range_is_no_absent_key(golden: Path) -> None:
-    """Of a ranged backup nothing is known beyond the range: that is said, instead of "not found"."""
+    """A ranged backup reports that a key is outside its range, instead of "not found"."""
     with pytest.raises(UsageError, match="outside the backup's ranges"):
         find_value(opened(golden / "backups" / "v2_ranged"), b"\xff" * 20)
 

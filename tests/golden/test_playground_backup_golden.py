@@ -1,4 +1,4 @@
-"""What the playground's stores write for the data of recorded backups equals what real stores wrote, row by row."""
+"""The playground's stores write the data of recorded backups as real stores did, row by row."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def backed_up(client: Client, folder: Path, meta: dict[str, object], name: str) 
 
 
 def described(file: brpb_pb2.File) -> tuple[object, ...]:
-    """What must be the same of a file, wherever and whenever it was written."""
+    """Properties of a file that do not depend on place and time."""
     return (
         file.start_key,
         file.end_key,

@@ -25,7 +25,7 @@ from tikv_br.playground.region import Region
 
 Json: TypeAlias = Any
 CORE = {"v1", "v1ttl_to_v2"}
-"""What scripts/test.sh restores by default: each starts a cluster."""
+"""Backups that scripts/test.sh restores by default: each starts a cluster."""
 EXPECTED_OF = {"v1_lz4": "v1", "v1_snappy": "v1"}
 PAGE = 500
 TTL_TOLERANCE = 60

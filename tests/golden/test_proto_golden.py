@@ -127,7 +127,7 @@ def test_recorded_change_feeds_decode_to_the_recorded_form(golden: Path) -> None
     ["v1", "v1_lz4", "v1_snappy", "v1_to_v2", "v1ttl", "v1ttl_to_v2", "v2", "v2_3stores", "v2_ks1_rpc", "v2_ks4242_rpc", "v2_ranged"],
 )  # fmt: skip
 def test_recorded_backupmeta_decodes(golden: Path, name: str) -> None:
-    """A real `backupmeta` parses, whole, and says what the recorder's own decoder read from it."""
+    """A real `backupmeta` parses completely, and equals the result of the recorder's own decoder."""
     folder = golden / "backups" / name
     meta = parse("backup.BackupMeta", (folder / "data" / "backupmeta").read_bytes())
     assert isinstance(meta, brpb_pb2.BackupMeta)

@@ -1,4 +1,4 @@
-"""What a restore makes of real backups, sound and damaged, before any store sees a file."""
+"""The checks of a restore on real backups, sound and damaged, before any store gets a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of files that real stores wrote, against the rows that were recorded beside them."""
+"""Records of files that real stores wrote, against the rows that were recorded with them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rows_of(file: FileEntry, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize("name", CASES)
 def test_timestamps_and_expiry_are_those_of_the_rows(golden: Path, name: str) -> None:
-    """Of every file: smallest and largest ts, and number, bytes and bounds of the rows that expire."""
+    """For every file: smallest and largest ts, and number, bytes and bounds of the rows that expire."""
     kept, rows = backup_of(golden, name), golden_rows(golden / "backups" / name)
     expiring = 0
     for file in kept.files:
@@ -91,7 +91,7 @@ def test_files_of_conversions_are_counted_in_the_source_s_form(golden: Path) -> 
 
 @pytest.mark.parametrize("name", ["v1ttl", "v2"])
 def test_a_store_s_notes_say_what_reading_does(golden: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the properties are believed, they equal what all rows come to; and at least one file is spared the reading."""
+    """Trusted properties equal the result of reading all rows; and at least one file need not be read."""
     kept = backup_of(golden, name)
     noted = 0
     for file in kept.files:

@@ -64,7 +64,7 @@ def largest(meta: Meta) -> brpb_pb2.File:
 
 
 def found(folder: Path, level: Level) -> list[Finding]:
-    """What is wrong."""
+    """Findings of a verification."""
     findings: list[Finding] = []
     with pytest.raises(BackupDamaged):
         verify(VerifyOptions(parse(f"local://{folder}"), level, executor=Executor.DRIVER), on_finding=findings.append)
@@ -103,7 +103,7 @@ def later_start(meta: Meta) -> None:
 def test_wrong_records_of_rows_are_found_at_level_data(
     copied: Path, change: Callable[[Meta], None], words: str
 ) -> None:
-    """What the file is said to hold is counted: no lower level can tell, and none claims to."""
+    """The rows of the file are counted: no lower level can find this, and none claims to."""
     victim = edit(copied, change)
     run(copied, Level.FILES)
     findings = found(copied, Level.DATA)

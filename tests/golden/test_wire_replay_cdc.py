@@ -1,4 +1,4 @@
-"""The playground's change feed tells what real stores told: every recorded exchange, event by event, field by field."""
+"""The playground's change feed behaves as real stores: every recorded exchange, event by event, field by field."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class Played:
     got: Outcome
 
     def entry(self) -> Entry:
-        """What rules go by."""
+        """Key of the rules."""
         return Entry(0, {"rpc": self.recording.method, "condition": self.recording.name}, Path())
 
     def recorded(self) -> Outcome:
-        """What the real store told."""
+        """Answer of the real store."""
         expected = self.recording
         return outcome(expected.events(), expected.last_resolved(), expected.status, expected.details)
 
@@ -200,7 +200,7 @@ def other_id(recorded: int) -> int:
     return 40 - recorded if recorded < 40 else recorded
 
 
-def test_nothing_recorded_is_left_out(golden: Path, played: Mapping[str, Played]) -> None:
+def test_the_whole_recording_is_replayed(golden: Path, played: Mapping[str, Played]) -> None:
     """Every folder of the recording is played, and rows are compared."""
     folders = {folder.name for folder in (golden / "cdc").iterdir() if folder.is_dir()}
     assert folders == set(SCENARIOS)

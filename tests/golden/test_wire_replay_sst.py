@@ -38,14 +38,14 @@ RULES = [
 
 
 class Files:
-    """What the recording's files are called here, and where they lie."""
+    """Names and places of the recording's files here."""
 
     def __init__(self, playground: Playground, folder: Path, entries: list[Entry]) -> None:
         self._folder = folder
         region = next(entry for entry in entries if entry.fields.get("condition") == SCAN_OF_A_REGION)
         context = region.fields["request"]["context"]
         self._first_region = f"{context['peer']['store_id']}/{context['region_id']}_"
-        """How files begin of the one region whose values are all recorded. Others hold values of our own."""
+        """Prefix of files of the one region whose values are all recorded. Others have values of our own."""
         self._import = str(playground.nodes[1].data_dir / "import")
         self._first: Json = None
 
@@ -64,7 +64,7 @@ class Files:
         return requests
 
     def check(self, entry: Entry, got: Outcome) -> None:
-        """What is told of a written file is true of its bytes; the first one is what Download entries are about."""
+        """Compare a written file's facts with its bytes; the first one is the file of Download entries."""
         for file in [file for message in got.messages for file in message.get("files", [])]:
             assert len(base64.b64decode(file["cipher_iv"])) == 16
             if "noop" in entry.fields["condition"]:

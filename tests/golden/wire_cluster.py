@@ -71,7 +71,7 @@ def _write_rows(playground: Playground, entries: list[Entry], api_version: ApiVe
 
 
 def _recorded_values(entries: list[Entry]) -> dict[bytes, bytes]:
-    """What the first recorded scan of a whole region saw."""
+    """Values of the first recorded scan of a whole region."""
     entry = next(entry for entry in entries if entry.fields.get("condition") == SCAN_OF_A_REGION)
     [response] = entry.messages("response")
     return {pair.key: pair.value for pair in response.kvs}

@@ -52,12 +52,12 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What it is, for a reader."""
+        """Name for a reader."""
         return f"{self.index} {self.rpc}: {self.fields.get('condition') or self.fields.get('url')}"
 
     @property
     def subject(self) -> str:
-        """What rules go by: the RPC, or ``HTTP`` and the path."""
+        """Key of the rules: the RPC, or ``HTTP`` and the path."""
         return f"HTTP {str(self.fields['url']).split(' ')[1].partition('?')[0]}" if self.is_http else self.rpc
 
     @property
@@ -73,7 +73,7 @@ class Entry:
         return messages
 
     def outcome(self) -> Outcome:
-        """What the real server answered."""
+        """Answer of the real server."""
         if self.is_http:
             return Outcome([_parse_json((self.folder / self.fields["file"]).read_text())], str(self.fields["status"]))
         status = self.fields.get("grpc_status", {})
@@ -94,7 +94,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back: messages as JSON-like values, and how the call ended."""
+    """Answer: messages as JSON-like values, and the end of the call."""
 
     messages: list[Json]
     status: str = "OK"

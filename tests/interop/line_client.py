@@ -21,11 +21,11 @@ SCAN_LIMIT = 10_240
 
 @dataclass(frozen=True, slots=True)
 class ScanLoop:
-    """What a scan of everything found, and what it took the program."""
+    """Result and cost of a scan of everything."""
 
     rows: int
     bytes: int
-    """Of keys and values."""
+    """Bytes of keys and values."""
     seconds: float
     cpu_seconds: float
 

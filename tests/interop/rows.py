@@ -1,4 +1,4 @@
-"""What the interoperability tests write with one client and read with another."""
+"""Rows that the interoperability tests write with one client and read with another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tikv_br.formats.api_version import ApiVersion
 
 YEAR = 365 * 86400
 BOUNDS = (b"\1" * 8, b"row00100", b"row00100\0", b"row002", b"\xfe")
-"""Where regions are split: at keys, right behind one, and between."""
+"""Keys at which regions are split: at rows, right behind one, and between."""
 
 
 def rows() -> dict[bytes, bytes]:

@@ -37,7 +37,7 @@ class Loaded:
     """When keys expire, in seconds since the epoch; 0 = never."""
 
     def read(self) -> list[tuple[bytes, bytes]]:
-        """What is to be read."""
+        """Expected rows."""
         return sorted(self.rows.items())
 
 

@@ -87,7 +87,7 @@ HARMLESS: dict[str, Callable[[brpb_pb2.BackupMeta], Any]] = {
 
 
 @pytest.mark.parametrize("flaw", BREAKING)
-def test_what_broke_the_tool_is_a_demand(golden: Path, flaw: str) -> None:
+def test_flaws_that_broke_the_tool_are_demands(golden: Path, flaw: str) -> None:
     """Each flaw that made the running tool fail or lose rows (or would) is found in a golden backup that has it."""
     change, complaint = BREAKING[flaw]
     intact = golden_backup(golden, "v1_to_v2")
@@ -97,8 +97,8 @@ def test_what_broke_the_tool_is_a_demand(golden: Path, flaw: str) -> None:
 
 
 @pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
-def test_what_did_not_matter_is_none(golden: Path, change: Callable[[brpb_pb2.BackupMeta], Any]) -> None:
-    """What the running tool did not care about is not demanded."""
+def test_harmless_differences_are_no_demands(golden: Path, change: Callable[[brpb_pb2.BackupMeta], Any]) -> None:
+    """Differences that the running tool ignored are accepted."""
     intact = golden_backup(golden, "v1_to_v2")
     meta = intact.meta
     change(meta)
@@ -244,7 +244,7 @@ def test_on_s3(engine: str, sources: dict[ApiVersion, LiveCluster], server: S3Se
 
 @pytest.mark.parametrize("engine", ["scan", "store"])
 def test_a_range(engine: str, sources: dict[ApiVersion, LiveCluster], golden: Path, tmp_path: Path) -> None:
-    """A part of a cluster is restored by the tool when it is told the same --start and --end."""
+    """The tool restores a part of a cluster with the same --start and --end."""
     place = StorageLocation("local", str(tmp_path / "backup"))
     write(sources[V2], place, engine=engine, ranges=((b"row00050", b"row00300"),))
     ours = Directory.local(tmp_path / "backup")
@@ -277,7 +277,7 @@ def test_parquet_is_refused_aloud(sources: dict[ApiVersion, LiveCluster], tmp_pa
 
 
 def test_several_ranges(sources: dict[ApiVersion, LiveCluster], tmp_path: Path) -> None:
-    """The tool restores each of them, and parts of them, when it is told --start and --end; it refuses what lies between."""
+    """The tool restores each of them, and parts of them, with --start and --end; it refuses the gaps."""
     place = StorageLocation("local", str(tmp_path / "backup"))
     write(sources[V2], place, ranges=((b"row00050", b"row00100"), (b"row00200", b"row00300")))
     ours = Directory.local(tmp_path / "backup")
@@ -289,7 +289,7 @@ def test_several_ranges(sources: dict[ApiVersion, LiveCluster], tmp_path: Path) 
 def test_another_keyspace_is_refused_aloud(
     sources: dict[ApiVersion, LiveCluster], golden: Path, tmp_path: Path
 ) -> None:
-    """The tool knows one keyspace; it says so of ours in the words that it has for the stores' own, and is not misled."""
+    """The tool knows one keyspace; it refuses ours with the stores' own error, and is not misled."""
     sources[V2].raw(4242).batch_put(rows())
     place = StorageLocation("local", str(tmp_path / "backup"))
     write(sources[V2], place, keyspaces=("4242",))

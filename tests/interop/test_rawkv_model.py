@@ -54,7 +54,7 @@ whom = st.sampled_from(["client-go", "ours"])
 
 @dataclass
 class Model:
-    """What a cluster holds, by the recorded behaviour of real ones."""
+    """Rows of a cluster, by the recorded behaviour of real ones."""
 
     version: ApiVersion
     rows: dict[bytes, tuple[bytes, float]] = field(default_factory=dict)

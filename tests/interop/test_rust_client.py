@@ -33,7 +33,7 @@ V1, V2 = ApiVersion.V1, ApiVersion.V2
 KEYSPACES = ("DEFAULT", "one", "two")
 TOLERANCE = 60
 LAST = BOUNDS[-1]
-"""Where the last region of a playground begins."""
+"""Start of the last region of a playground."""
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("TIKV_BR_TEST_RUST_CLIENT"),
@@ -51,7 +51,7 @@ class Space:
     keyspace_id: int = 0
 
     def data(self) -> dict[bytes, bytes]:
-        """What it is filled with: other values in each keyspace."""
+        """Rows of the playground: other values in each keyspace."""
         return {key: value + self.keyspace.encode() for key, value in rows().items()}
 
     def scan(self) -> list[tuple[bytes, bytes]]:

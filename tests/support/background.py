@@ -1,4 +1,4 @@
-"""What a test has going on while it looks at something else."""
+"""Background activity of a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Background:
     """Threads that run from the beginning of a block to its end; what one of them raises, the block's end raises."""
 
     def __init__(self, steps: Iterable[tuple[Callable[[], object], float]] = ()) -> None:
-        """What to do again and again, each on a thread of its own, and how many seconds to wait before each time."""
+        """Repeat each step on a thread of its own; its second item is the pause before each time, in seconds."""
         self._enough = threading.Event()
         self._errors: list[BaseException] = []
         self._threads: list[threading.Thread] = []
@@ -34,10 +34,10 @@ class Background:
             raise self._errors[0]
         if exc is not None:  # it may be what follows from theirs
             for error in self._errors:
-                exc.add_note(f"meanwhile in the background: {error!r}")
+                exc.add_note(f"also in the background: {error!r}")
 
     def _spawn(self, work: Callable[..., None], *arguments: object) -> None:
-        """Have a thread for work that ends by itself once `_enough` is set."""
+        """Start a thread for work that ends once `_enough` is set."""
 
         def run() -> None:
             try:

@@ -85,7 +85,7 @@ class Page:
                 pass
 
     def value(self, expression: str) -> Any:  # noqa: ANN401 - any JSON
-        """What a JavaScript expression is."""
+        """Value of a JavaScript expression."""
         done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, (expression, done)
         return done["result"].get("value")
@@ -117,7 +117,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def picture(self) -> bytes:
-        """What it looks like, as PNG."""
+        """Screenshot as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def join(self) -> None:

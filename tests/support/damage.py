@@ -1,4 +1,4 @@
-"""What can happen to the objects that we write: kinds of objects, kinds of damage, and the cases that they make together.
+"""Damage to stored objects: kinds of objects, kinds of damage, and their combinations.
 
 Cases are made from the objects that are really there: a new kind of object has no pattern here, and `kind_of` fails.
 """
@@ -70,7 +70,7 @@ class Case(NamedTuple):
     kind: str
     damage: str
     name: str
-    """Of the damaged object; of two that were swapped, the first."""
+    """Name of the damaged object; of two that were swapped, the first."""
     change: Change
 
     def __str__(self) -> str:

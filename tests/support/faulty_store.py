@@ -22,7 +22,7 @@ class FaultyStore(ObjectStore):
 
     @property
     def location(self) -> StorageLocation:
-        """Of the inner store."""
+        """Location of the inner store."""
         return self._inner.location
 
     def put(self, name: str, data: bytes) -> ObjectInfo:

@@ -1,4 +1,4 @@
-"""What the Go TiKV-BR demands of a backup that it restores, as facts read off its restore path and seen on it running.
+"""Requirements of the Go TiKV-BR for a backup that it restores, from its source and from runs.
 
 Shares no code with us but the generated protobuf classes: RocksDB reads the SSTs, keys and values are taken apart here.
 """
@@ -78,7 +78,7 @@ class Directory:
 
 
 def unmet_demands(backup: Directory, api_version: int, start: bytes = b"", end: bytes = b"") -> list[str]:
-    """What the tool would stumble over, restoring [start, end) of user keys into a cluster of that API version; sentences."""
+    """Return the requirements that a restore of [start, end) of user keys by the tool would violate; sentences."""
     meta = backup.meta
     wanted = _tool_range(api_version, start, end)
     return [

@@ -1,4 +1,4 @@
-"""What each key of a cluster has been, read from a playground's RocksDB, and whether a sync has kept its word about it.
+"""History of each key of a cluster, read from a playground's RocksDB, and checks of a sync's promises.
 
 Two syncs may write a key twice, and late; what none may do is turn a key back to what it was before a checkpoint that had
 passed a newer value. Stores of API V2 keep every version with its timestamp, so that the target itself remembers all.
@@ -21,7 +21,7 @@ _GROUP, _MARK = 8, 0xFF
 
 
 class Version(NamedTuple):
-    """A key's state from a timestamp on; None = deleted, as it also may be by itself later if it expires."""
+    """State of a key from a timestamp on; None = deleted, which may also come from an expiry."""
 
     ts: int
     value: bytes | None
@@ -42,7 +42,7 @@ class Passed(NamedTuple):
 
 
 def read(playground: Path, scratch: Path, keyspace_id: int = 0) -> History:
-    """All versions of one keyspace of a playground of API V2, which may run meanwhile; `scratch` is a folder to be made."""
+    """All versions of one keyspace of a playground of API V2, also a running one; `scratch` is a folder to be made."""
     options = Options(raw_mode=True)
     database = Rdict(str(playground / "rocksdb"), options, access_type=AccessType.secondary(str(scratch)))
     prefix = b"r" + keyspace_id.to_bytes(3, "big")
@@ -119,7 +119,7 @@ def _parse_key(key: bytes) -> tuple[bytes, int]:
 
 
 def rows_at(source: History, ts: int) -> dict[bytes, bytes]:
-    """What a reader saw at a timestamp."""
+    """Rows visible at a timestamp."""
     found = {}
     for key, versions in source.items():
         newest = max((each for each in versions if each.ts <= ts), default=None)

@@ -1,4 +1,4 @@
-"""How far behind a sync is, as its user sees it: from before a put is sent until a read of the target finds it."""
+"""Lag of a sync as its user sees it: from before a put is sent until a read of the target finds it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Load(Background):
 
 
 class Target(Protocol):
-    """Where a probe looks for what it has put."""
+    """Target that a probe reads its puts from."""
 
     def batch_get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values of those of the keys that exist."""
@@ -77,7 +77,7 @@ class Probe(Background):
 
     @property
     def seen(self) -> int:
-        """How many puts have been seen at the target."""
+        """Number of puts seen at the target."""
         return len(self._seen)
 
     @property
@@ -111,7 +111,7 @@ class Probe(Background):
 
 
 def put_many(raw: RawClient, rows: int) -> None:
-    """Put as many distinct rows, by a hundred neighbours at a time, all over the keyspace."""
+    """Put as many distinct rows, in batches of a hundred neighbours, all over the keyspace."""
     value = np.random.default_rng(rows).bytes(VALUE_BYTES)
     for first in range(0, rows, 100):
         raw.batch_put({_spread(at, rows): value for at in range(first, min(first + 100, rows))})
@@ -126,7 +126,7 @@ def spread_leaders(live: LiveCluster) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of lags, in seconds."""
+    """Distribution of lags, in seconds."""
 
     count: int
     p50: float
@@ -136,7 +136,7 @@ class Distribution:
 
     @classmethod
     def of(cls, lags: Sequence[float]) -> Distribution:
-        """Of at least one."""
+        """Compute the distribution of at least one lag."""
         p50, p90, p99, most = np.percentile(lags, [50, 90, 99, 100]).tolist()
         return cls(len(lags), p50, p90, p99, most)
 

@@ -56,15 +56,15 @@ class PlaygroundAdmin:
             self.relent(failpoint)
 
     def hits(self, failpoint: int) -> int:
-        """How often a failpoint has struck."""
+        """Number of hits of a failpoint."""
         return next(int(each["hits"]) for each in self.get("failpoints") if each["id"] == failpoint)
 
     def calls(self) -> Json:
-        """How long stores had calls under way: see `tikv_br.playground.pace`."""
+        """Time for which stores had running calls: see `tikv_br.playground.pace`."""
         return self.get("calls")
 
     def forget_calls(self) -> None:
-        """Begin counting calls anew."""
+        """Reset the count of calls."""
         self._call("DELETE", "calls")
 
     def disarm(self) -> None:

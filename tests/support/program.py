@@ -48,7 +48,7 @@ _MAY_DIFFER = (
 )
 """Variables that are read when a command runs. Others, as Python's and numba's, are read by imports: with them no fork is made."""
 _AS_KERNELS_SET = {"NUMBA_CPU_NAME": "generic"}
-"""What `tikv_br.formats.jit` sets if it is not set: in this process once a test has imported kernels, in a command always."""
+"""Default settings of `tikv_br.formats.jit`: in this process once a test has imported kernels, in a command always."""
 _PACKAGES = (
     *("tikv_br.cli", "tikv_br.backup", "tikv_br.restore", "tikv_br.verify", "tikv_br.diff", "tikv_br.check"),
     *("tikv_br.export", "tikv_br.bulk_load", "tikv_br.load", "tikv_br.gc", "tikv_br.drill", "tikv_br.incremental"),

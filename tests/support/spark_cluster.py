@@ -108,7 +108,7 @@ class SparkCluster:
         return found[max(found)] if found else []
 
     def started(self) -> dict[str, int]:
-        """How many executors each application has had, by its id."""
+        """Number of executors that each application has had, by its id."""
         return Counter(each.parent.name for each in self._folder.glob("worker*/app-*/*") if each.is_dir())
 
     def stop(self) -> None:

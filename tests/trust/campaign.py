@@ -24,7 +24,7 @@ REPORT_EVERY = 25
 
 @dataclass(slots=True)
 class Totals:
-    """Of all seeds so far."""
+    """Totals of all seeds so far."""
 
     seeds: int = 0
     without_rerun: int = 0
@@ -34,7 +34,7 @@ class Totals:
     reruns: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     failed: dict[int, str] = field(default_factory=dict)
-    """What was wrong, by seed: differences, and codes that no command may end with."""
+    """Faults by seed: differences, and codes that no command may end with."""
 
     def add(self, tally: Tally) -> None:
         """Book a seed that ended well."""

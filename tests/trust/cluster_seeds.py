@@ -57,7 +57,7 @@ class Clusters:
     checkpoints: tuple[ObjectCheckpoints, ...]
 
     def catch_up(self) -> None:
-        """Wait until the syncs say that all which was written until now is at the mirror and in the topic."""
+        """Wait until all rows written so far are at the mirror and in the topic, according to the syncs."""
         ts, until = self.source.cluster.pd.tso(), time.monotonic() + PATIENCE
         for each in self.checkpoints:
             while (found := each.load()) is None or found.checkpoint_ts < ts:

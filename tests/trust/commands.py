@@ -27,19 +27,19 @@ class Ended:
 
     code: int
     lines: list[dict[str, Any]]
-    """Of its standard output."""
+    """Lines of its standard output."""
     err: str
 
     @property
     def error(self) -> str:
-        """What it failed with: class and message."""
+        """Error of the command: class and message."""
         last = self.lines[-1] if self.lines else {}
         return f"{last.get('name', '')}: {last.get('message', self.err[-2000:])}"
 
 
 @dataclass(slots=True)
 class Tally:
-    """What commands of one seed came to."""
+    """Outcomes of the commands of one seed."""
 
     commands: Counter[str] = field(default_factory=Counter)
     """That were to be done, by name."""

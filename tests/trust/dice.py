@@ -13,9 +13,9 @@ class Dice:
 
     def __init__(self, seed: object) -> None:
         self.thrown = 0
-        """How often something could have happened."""
+        """Number of throws."""
         self.struck: Counter[str] = Counter()
-        """What happened, by kind."""
+        """Number of hits, by kind."""
         self._chance = random.Random(str(seed))
         self._lock = threading.Lock()
         self._loaded = True

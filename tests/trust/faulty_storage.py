@@ -29,7 +29,7 @@ _UNSEEN = ("throttled", "timed out", "connection reset")
 _LOST = "answer lost"
 """A failure after the effect."""
 _TAKEN = "precondition conflict"
-"""Of a conditional write with an earlier try of its own, whose answer got lost."""
+"""Error of a conditional write that meets an earlier try of its own, whose answer was lost."""
 _CUT, _FLIPPED = "cut short", "byte flipped"
 
 
@@ -44,7 +44,7 @@ class FaultyStorage(ObjectStore):
 
     @property
     def location(self) -> StorageLocation:
-        """Of the inner store."""
+        """Location of the inner store."""
         return self._inner.location
 
     def put(self, name: str, data: bytes) -> ObjectInfo:

@@ -61,9 +61,9 @@ class Trend:
     """A straight line through one figure of the samples."""
 
     first: float
-    """Where the line begins."""
+    """First value of the fitted line."""
     last: float
-    """Where it ends."""
+    """Last value of the fitted line."""
     median: float
     most: float
 
@@ -86,7 +86,7 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much the lines may rise from begin to end."""
+    """Maximum growth of the lines from start to end."""
 
     rss_mib: float = 16.0
     descriptors: float = 4.0
@@ -98,16 +98,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """What a soak has shown, without its warm-up."""
+    """Result of a soak, without its warm-up."""
 
     seconds: float
-    """Of warm-up and what is looked at."""
+    """Seconds of warm-up and measurement."""
     warm_up: float
     samples: int
     rows: int
     """That the target confirmed after the warm-up."""
     moves: int
-    """Of leaders."""
+    """Number of leader moves."""
     rss_mib: Trend
     descriptors: Trend
     threads: Trend
@@ -117,7 +117,7 @@ class Soaked:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], warm_up: float, moves: int) -> Soaked:
-        """Of samples, the first of them taken while it warms up."""
+        """Compute the result from samples, the first of them from the warm-up."""
         warm = [sample for sample in samples if sample.at >= warm_up]
         at = [sample.at for sample in warm]
         return cls(
@@ -143,7 +143,7 @@ class Soaked:
 
 
 class Served:
-    """A running sync that tells how it does."""
+    """A running sync that reports its status."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.url = url
