@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,27 @@ def test_the_token(tmp_path: Path) -> None:
         taken = tikv_br("serve", "-s", str(tmp_path), "--listen", address, "--output", "json")
     assert taken.code == 2
     assert taken.last["message"].startswith(f"cannot listen on --listen {address}: ")
+
+
+LATE_SIGNAL = """
+import signal, sys, threading, time
+from tikv_br.cli.main import run
+
+def send():
+    while not any(thread.name == "status" for thread in threading.enumerate()):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=send, daemon=True).start()
+sys.exit(run(["serve", "-s", sys.argv[1], "--listen", "127.0.0.1:0"]))
+"""
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_ends_it(tmp_path: Path) -> None:
+    """As one that comes just before the wait begins, which is handled only after it."""
+    command = [sys.executable, "-c", LATE_SIGNAL, str(tmp_path)]
+    assert (
+        subprocess.run(command, check=False, env=environment(), cwd="/", timeout=100, capture_output=True).returncode
+        == 143
+    )

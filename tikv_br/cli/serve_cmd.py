@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 log = logging.getLogger(__name__)
 SHORTEST_REFRESH = 1.0
+STEP = 0.5
+"""Seconds between two looks at whether a signal came."""
 
 
 class ShownClusterFlags(shared.ClusterFlags):
@@ -176,5 +178,6 @@ def serve(flags: ServeFlags) -> None:
             else:
                 log.info("the overview is at %s", url)
             flags.out.flush()
-            stop.wait()
+            while not stop.wait(STEP):  # a signal that comes just before a wait is handled only after it
+                pass
     raise received[0]

@@ -159,7 +159,8 @@ class StartedPlayground:
     def wait(self) -> None:
         """Wait until it ends; stop it on a signal. Raises `PlaygroundError` if it fails."""
         try:
-            code = self.process.wait()
+            while (code := self.process.poll()) is None:
+                time.sleep(_POLL_SECONDS)  # a signal that comes just before a wait is handled only after it
         except (Interrupted, Terminated):
             stop(Path(self.state["dir"]))
             self.process.wait()
