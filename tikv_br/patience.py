@@ -1,4 +1,4 @@
-"""How long something may fail, and how long a state is waited for."""
+"""Limits on how long something may fail, and waits for a state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Patience:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last attempt failed."""
+        """Return whether the last attempt failed."""
         return self._since is not None
 
     def begin(self, began: float | None = None) -> None:
@@ -42,11 +42,11 @@ class Patience:
             self._since = self._clock() if began is None else began
 
     def end(self) -> None:
-        """Note a success."""
+        """Record a success."""
         self._since = None
 
     def fail(self, error: TikvBrError, began: float | None = None) -> None:
-        """As `begin`; raises the error, with the time in its message, if that is longer than allowed."""
+        """Record a failure as `begin`; raises the error, with the time in its message, if failures last too long."""
         self.begin(began)
         if (seconds := self.failing_seconds) > self._seconds:
             what = f"{self._what}: " if self._what else ""

@@ -41,7 +41,7 @@ def differences(begun: Mapping[str, object], wanted: Mapping[str, object]) -> li
 
 
 def chosen_differences(begun: Iterable[str] | None, wanted: Iterable[str] | None) -> list[str]:
-    """As `differences`, of two results of `chosen`; none if one was not recorded, as by older versions."""
+    """Return the differences of two results of `chosen`; none if one was not recorded, as by older versions."""
     if begun is None or wanted is None:
         return []
     return differences(*(dict(text.split("=", 1) for text in each) for each in (begun, wanted)))

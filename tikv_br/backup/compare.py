@@ -111,7 +111,7 @@ def _compare(context: BackupContext, entry: LedgerEntry) -> _Comparison:
 
 
 def _only_expired(rows: DifferenceSums, entry: LedgerEntry) -> bool:
-    """Whether the differences can be rows that expired in the cluster and whose expiry the copy has lost."""
+    """Return whether the differences can be rows that expired in the cluster and whose expiry the copy has lost."""
     return not rows.value.total_kvs and not rows.only_b.total_kvs and rows.only_a.total_kvs <= entry.dropped_ttls
 
 

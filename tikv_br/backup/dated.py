@@ -21,7 +21,7 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 TIME = "{time}"
-"""What the time of the start stands for in the last part of a path."""
+"""Placeholder for the start time in the last part of a path."""
 RESUMED_FOR = 12 * 3600
 """Seconds after its start for which an unfinished backup is resumed: a retry does, the next day's run does not."""
 

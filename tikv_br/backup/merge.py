@@ -40,16 +40,16 @@ class MergeOptions:
     """Options of one merge."""
 
     output: BackupOptions = field(metadata=compared_as("its fields"))
-    """Where and in what form the result is written, and who does the work; the rest is not used."""
+    """Location and format of the result, and the executor; the rest is not used."""
     newest: StorageLocation = field(metadata=compared_as("merged_from"))
     """A full backup, or an incremental one whose parents are merged too."""
     log: LogSource | None = field(default=None, metadata=compared_as("merged_from"))
     ts: int = field(default=0, metadata=compared_as("backup_ts"))
     """The rows of this timestamp are written; 0 = the last one possible."""
     allow_inexact: bool = field(default=False, metadata=compared_as("backup_ts"))
-    """Whether keys may have an older value where the log lacks versions."""
+    """Accept an older value of keys of which the log lacks versions."""
     listed: bool = field(default=True, metadata=MAY_CHANGE)
-    """Whether `tikv-br list` shows the result."""
+    """Show the result in `tikv-br list`."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class MergeContext(BackupContext):
 
 
 def merge_backup(options: MergeOptions, reporter: Reporter = silent) -> BackupReport:
-    """Make a full backup out of others; returns when it is complete or, in a dry run, planned. Raises `TikvBrError`."""
+    """Merge backups into a full one; returns when it is complete or, in a dry run, planned. Raises `TikvBrError`."""
     return run_backup(
         MergeContext(options.output, reporter, listed=options.listed, merge=options), merge_steps(options)
     )
@@ -169,7 +169,7 @@ def merge(context: MergeContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MergeJob:
-    """What all tasks of a run share. Picklable."""
+    """Parameters that all tasks of a run share. Picklable."""
 
     run: str
     options: BackupOptions

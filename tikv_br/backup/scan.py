@@ -51,7 +51,7 @@ class ScanProbe:
         self._began = self._waited = 0.0
 
     def parallel_scans(self, copied: int) -> int:
-        """How many parallel scans keep the processor busy; 0 = not known before `PROBE_BYTES` are ``copied``."""
+        """Return the number of parallel scans that keeps the processor busy; 0 = unknown before `PROBE_BYTES` are ``copied``."""
         now, waited = time.perf_counter(), self._pages.seconds_waiting
         if copied < PROBE_BYTES // 4:
             self._began, self._waited = now, waited

@@ -33,13 +33,13 @@ _EXPIRY_COLLECTOR = {ApiVersion.V1TTL: "tikv.range_index", ApiVersion.V2: "tikv.
 
 
 class Contents(NamedTuple):
-    """What must be recorded about a file but is not in the store's response."""
+    """Facts about a file that must be recorded but are not in the store's response."""
 
     min_ts: int
     max_ts: int
     expiry: Expiry
     source: Checksum
-    """As the source cluster computes it; empty if not needed."""
+    """Checksum as the source cluster computes it; empty if not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class FileRecorder:
 
     converter: Converter
     with_ttl: bool
-    """Whether rows can have an expiry, which must be recorded then."""
+    """True if rows can have an expiry, which must then be recorded."""
     with_source_sums: bool
-    """Whether the source's checksum is needed; files in another encoding are read for it."""
+    """True if the source's checksum is needed; files in another encoding are read for it."""
     expiry_in_properties: bool
-    """Whether properties tell if rows expire; else V2 files are read for it."""
+    """True if properties have the expiry of rows; else V2 files are read for it."""
 
     def record(self, store: ObjectStore, written: StoredSst) -> tuple[FileEntry, Checksum]:
         """The entry of a file, and its `Contents.source`.
@@ -174,7 +174,7 @@ class RewriteTotals:
     """Totals of the rows written into new files."""
 
     source: Checksum = field(default_factory=Checksum)
-    """As the source's servers count it."""
+    """Checksum as the source's servers compute it."""
     dropped_ttls: int = 0
     dropped_tombstones: int = 0
 

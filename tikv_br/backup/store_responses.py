@@ -40,7 +40,7 @@ class AnswerStream(Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether the request is not sent yet."""
+        """Return whether the request is not sent yet."""
 
     def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]: ...
 
@@ -102,7 +102,7 @@ def _cancel(streams: Sequence[AnswerStream]) -> None:
 
 
 class GatedStream:
-    """As `BackupStream`, for a request that is sent once the gate is free."""
+    """A `BackupStream` whose request is sent once the gate is free."""
 
     def __init__(self, gate: threading.Lock, send: Callable[[], BackupStream]) -> None:
         self._gate = gate
@@ -166,7 +166,7 @@ _FATAL: tuple[tuple[type[TikvBrError], tuple[str, ...]], ...] = (
 
 
 class RetryAdvice(NamedTuple):
-    """Why a range is still missing, and how long to wait before it is requested again."""
+    """Reason why a range is still missing, and the wait before it is requested again."""
 
     backoff: Backoff
     cause: str
@@ -175,7 +175,7 @@ class RetryAdvice(NamedTuple):
 
 
 def classify_error(error: brpb_pb2.Error, who: str, backend: brpb_pb2.StorageBackend) -> RetryAdvice:
-    """How to retry after an error of store ``who``, which was to write to ``backend``.
+    """Return the retry after an error of store ``who``, which was to write to ``backend``.
 
     Raises errors that a retry does not fix, as `StorageError` or `ClusterError`.
     """

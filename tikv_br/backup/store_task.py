@@ -78,7 +78,7 @@ class StoreRange:
 
 
 def store_ranges(gap: KeyRange, regions: Iterable[Region], codec: KeyCodec) -> list[StoreRange]:
-    """One range per leader of the ascending ``regions``: from the first to the last region of the gap that it leads.
+    """Return one range per leader of the ascending ``regions``: from its first to its last region in the gap.
 
     Stores skip regions that they do not lead, so one wide request is cheaper than many small ones.
     """
@@ -151,9 +151,9 @@ class _Attempt:
         self._store = store
         self._name = secrets.token_hex(8)
         self._converter = job.conversion.of(interval)
-        """From the cluster's encoding to the backup's."""
+        """Converter from the cluster's encoding to the backup's."""
         self._stores_converter = job.conversion.unchanged.of(interval) if job.rewrites_files else self._converter
-        """To the encoding of the stores' files."""
+        """Converter to the encoding of the stores' files."""
         self._folder = layout.store_folder(interval, self._name)
         self._answers = ResponseSet(interval)
         self._rewritten: DataFiles | None = None
@@ -344,7 +344,7 @@ class _Attempt:
         return tuple(found)
 
     def _regions_rewritten(self) -> tuple[RegionPart, ...]:
-        """As `_regions`, in the encoding of the rewritten files."""
+        """Return the regions in the encoding of the rewritten files."""
         converter = self._converter
         longer = len(converter.target.prefix) - len(converter.source.prefix)
         counts = {

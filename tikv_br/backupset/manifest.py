@@ -37,9 +37,9 @@ class Description:
     cluster_id: int
     cluster_version: str = field(metadata=MAY_CHANGE)
     api_version: ApiVersion
-    """Of the source."""
+    """API version of the source."""
     dst_api_version: ApiVersion
-    """In which the files are written."""
+    """API version of the files."""
     source_ranges: tuple[KeyRange, ...]
     """RPC keys of the source."""
     ranges: tuple[KeyRange, ...] = field(metadata=MAY_CHANGE)
@@ -51,23 +51,23 @@ class Description:
     parent: str
     """URL of the backup that this one continues, without credentials; ``""`` = a full backup."""
     storage: str = field(metadata=MAY_CHANGE)
-    """Where it was written, without credentials."""
+    """URL at which the backup was written, without credentials."""
     started_ms: int = field(metadata=MAY_CHANGE)
     """Milliseconds since the epoch."""
     engine_reason: str = field(default="", metadata=MAY_CHANGE)
-    """Why this engine."""
+    """Reason for the choice of the engine."""
     encryption: str = PLAINTEXT
     """`Crypter.method` of files and records."""
     scanned_ts: int = field(default=0, metadata={**LATER, **MAY_CHANGE})
     """TSO after the last row was read: from then on, base and log give every row of any time. 0 = not recorded."""
     since_ts: int = field(default=0, metadata=LATER)
-    """Of an incremental backup: it has the changes after this ts, which is the parent's backup-ts."""
+    """Lower limit of the changes in an incremental backup, exclusive: the parent's backup-ts."""
     parent_sha256: bytes = field(default=b"", metadata=LATER)
-    """Of the parent's `backupmeta`: distinguishes the parent from another backup at its URL."""
+    """Hash of the parent's `backupmeta`: distinguishes the parent from another backup at its URL."""
     merged_from: tuple[str, ...] = field(default=(), metadata=LATER)
-    """Of a merged backup: the URLs of the backups and the log that it was made from, without credentials."""
+    """URLs of the backups and the log that a merged backup was made from, without credentials."""
     version_check_skipped: bool = field(default=False, metadata={**LATER, **MAY_CHANGE})
-    """Whether it was made with ``--skip-version-check``."""
+    """True if it was made with ``--skip-version-check``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class Manifest:
     files: Sequence[FileEntry]
     """A tuple, or the `RecordList` of a commit."""
     backupmeta_sha256: bytes
-    """Of the bytes of `backupmeta` as written: an edited one is noticed."""
+    """Hash of `backupmeta` as written: detects an edited one."""
     regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
-    """Where the rows came from; empty = it was not noted."""
+    """Regions that the rows came from; empty = not recorded."""
 
 
 _MANY_FILES = 10_000
@@ -105,12 +105,12 @@ _MANY_FILES = 10_000
 
 
 def dump(manifest: Manifest, crypter: Crypter = PLAIN) -> bytes:
-    """The object's bytes."""
+    """Serialize and seal a manifest."""
     return seal(b"".join(records.dump_pieces(manifest)), crypter)
 
 
 def write(store: ObjectStore, manifest: Manifest) -> None:
-    """Write the object, a piece at a time if it is large and not encrypted. Raises `StorageError`."""
+    """Write the object, in pieces if it is large and not encrypted. Raises `StorageError`."""
     if store.location.crypter.encrypts or len(manifest.files) < _MANY_FILES:
         store.put(layout.MANIFEST, dump(manifest, store.location.crypter))
         return
@@ -127,7 +127,7 @@ def load(data: bytes, crypter: Crypter = PLAIN) -> Manifest:
 
 COLUMN_FAMILY = "default"
 TOOL_PREFIX = "tikv-br "
-"""How `MetaContent.tool` begins in our own metas; such a backup has a manifest."""
+"""Prefix of `MetaContent.tool` in our own metas; such a backup has a manifest."""
 
 _PARQUET_VERSIONS = 1000
 """Added to the number of the API version where files are Parquet. No tool that only knows SSTs takes such a version for
@@ -138,26 +138,26 @@ _NO_DDLS = b"[]"  # of the transactional tool; the Go code parses it as JSON
 _INLINE_LAYOUT = 0
 _SMALLEST_CIPHERTEXT = 64
 _BEGINNING = re.compile(rb"\x08[\x80-\xff]{0,9}[\x01-\x7f]\x12")
-"""Of every meta in clear: the cluster's id, then its version."""
+"""Start of every meta in clear: the cluster's id, then its version."""
 _KEYSPACE_PREFIX_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MetaContent:
-    """What `backupmeta` says. Keys are RPC keys of `api_version`."""
+    """Content of `backupmeta`. Keys are RPC keys of `api_version`."""
 
     cluster_id: int
     cluster_version: str
     tool: str
     api_version: ApiVersion
-    """Of the files."""
+    """API version of the files."""
     ranges: tuple[KeyRange, ...]
     files: tuple[FileEntry, ...]
     backup_ts: int = 0
     """0 = not recorded; the Go tool never does."""
     file_kind: FileKind = FileKind.SST
     is_increment: bool = False
-    """Whether the files have only the changes since another backup."""
+    """True if the files have only the changes since another backup."""
 
 
 def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
@@ -266,7 +266,7 @@ def _reads(data: bytes) -> bool:
 
 
 def _looks_encrypted(data: bytes) -> bool:
-    """Whether the bytes look random; a damaged meta still has repeated names and keys."""
+    """Return whether the bytes look random; a damaged meta still has repeated names and keys."""
     if len(data) < _SMALLEST_CIPHERTEXT or _BEGINNING.match(data):
         return False
     return len(zlib.compress(data)) >= len(data)

@@ -20,13 +20,13 @@ class RunRecord:
     """Written before the first file; removed when the backup is complete and cleaned up."""
 
     run_id: str = field(metadata=MAY_CHANGE)
-    """Also names the safe point in PD."""
+    """Id of the run; also names the safe point in PD."""
     description: Description = field(metadata=compared_as("its fields"))
-    """As it will stand in the manifest."""
+    """Description for the manifest."""
     assume_no_ttl: bool
     checksum: bool
     allow_loss: tuple[str, ...]
-    """What the conversion may lose."""
+    """Losses that the conversion may cause."""
     options: tuple[str, ...] | None = field(default=None, metadata={**LATER, **compared_as("its items")})
     """Other options that a resumed run must share, by `resume_options.chosen`; None = not recorded."""
 
@@ -65,7 +65,7 @@ _OURS = re.compile(
 
 
 class PathState(enum.Enum):
-    """What tikv-br has left at a path."""
+    """State of a path."""
 
     FREE = enum.auto()
     UNFINISHED = enum.auto()

@@ -34,7 +34,7 @@ MAX_FRUITLESS_SPLITS = 3
 
 
 class Reference(Protocol):
-    """Side A."""
+    """Side A, the reference."""
 
     def possible(self, span: KeyRange, answer: RangeSums) -> Collection[Checksum]:
         """The checksums that B may answer if its rows are the same: one, or one per second in which rows expire."""
@@ -44,13 +44,13 @@ class Reference(Protocol):
 
 
 class Target(Protocol):
-    """Side B."""
+    """Side B, which is compared with A."""
 
     def sums(self, span: KeyRange) -> RangeSums:
         """The stores' checksum of a range."""
 
     def middle(self, span: KeyRange) -> bytes | None:
-        """As of `Reference`."""
+        """Return a key as `Reference.middle`."""
 
 
 class _ComparedRange(NamedTuple):

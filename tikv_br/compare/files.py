@@ -118,7 +118,7 @@ class BackupComparison:
         return (Checksum(), difference) if difference else (found, "")
 
     def hidden_rows(self, part: FilePart) -> int:
-        """How many rows of a part newer deletes hide, where that is the only difference; else 0.
+        """Return the number of rows of a part that newer deletes hide, if that is the only difference; else 0.
 
         All rows that the cluster shows must be those of the file, unless others are counted, and the first missing one must have
         a tombstone (API V2). Reads both sides, unless the cluster shows no row of a whole file. Raises as `compare`.
@@ -133,7 +133,7 @@ class BackupComparison:
         return found.only_a.total_kvs if cluster.raw.has_tombstone(found.first_only_a) else 0
 
     def compare_empty(self, span: KeyRange) -> str:
-        """What differs in a range of which the backup has no row."""
+        """Return the difference if the cluster has rows in a range where the backup has none; else empty."""
         rows = self.count_rows(span)
         return f"the cluster holds {rows} rows in {span}, the backup none" if rows else ""
 
@@ -157,7 +157,7 @@ class BackupComparison:
         return sums
 
     def _may_expire(self, file: FileEntry) -> bool:
-        """Whether rows may expire."""
+        """Return whether rows of the file may expire."""
         return self._api_version.has_ttl and (not self._expiry_recorded or file.expiry.total_kvs > 0)
 
 
@@ -170,7 +170,7 @@ class BackgroundComparison:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compare")
         self._futures: dict[tuple[str, KeyRange], Future[Checksum | None]] = {}
         self._at_work: list[tuple[float, float]] = []
-        """From when to when each part was compared."""
+        """Start and end of the comparison of each part."""
 
     def add(self, part: FilePart) -> None:
         """Compare a restored part; the same part may be added again."""
@@ -193,7 +193,7 @@ class BackgroundComparison:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def seconds_until(self, end: float) -> float:
-        """For how long parts were compared before ``end``, by the monotonic clock; time for several at once counts once."""
+        """Return the seconds spent on comparisons before ``end`` (monotonic clock); concurrent ones count once."""
         total = 0.0
         reached = 0.0
         for first, last in sorted(self._at_work):

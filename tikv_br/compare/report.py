@@ -11,7 +11,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 
 
 class DifferenceKind(enum.StrEnum):
-    """How a key differs. A is the reference, B is compared with it."""
+    """Kind of difference of a key. A is the reference, B is compared with it."""
 
     ONLY_A = "only_a"
     ONLY_B = "only_b"
@@ -19,7 +19,7 @@ class DifferenceKind(enum.StrEnum):
 
 
 class KeyDifference(NamedTuple):
-    """One key that differs."""
+    """Difference of one key."""
 
     kind: DifferenceKind
     key: bytes
@@ -29,13 +29,13 @@ class KeyDifference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many keys differ in which way."""
+    """Number of different keys by kind."""
 
     only_a: int = 0
     only_b: int = 0
     value: int = 0
     expiring: int = 0
-    """On one side only, but expired or about to expire: no difference."""
+    """Keys on one side only that have expired or are about to: no difference."""
 
     @property
     def total(self) -> int:
@@ -58,7 +58,7 @@ class Meter:
     """Number and size of requests to the clusters."""
 
     checksums: int = 0
-    """RawChecksum requests."""
+    """Number of RawChecksum requests."""
     scans: int = 0
     """RawScan pages, and single reads."""
     scanned_bytes: int = 0
@@ -80,7 +80,7 @@ class Report:
     keys: list[KeyDifference] = field(default_factory=list)
     """The first different keys of each range."""
     sums: Checksum = field(default_factory=Checksum)
-    """Of the rows of B that were compared, as B's stores count them."""
+    """Checksum of the compared rows of B, as B's stores compute it."""
     meter: Meter = field(default_factory=Meter)
     puts: int = 0
     """Keys written to B."""

@@ -24,11 +24,11 @@ class RowDifferences(NamedTuple):
     same: pa.RecordBatch
     """Rows of A, of ``SCHEMA``, that B has too."""
     only_a: pa.RecordBatch
-    """Rows of A."""
+    """Rows that only A has."""
     value: pa.RecordBatch
     """Rows of A whose value in B is another."""
     only_b: pa.LargeBinaryArray
-    """Keys of B."""
+    """Keys that only B has."""
     expiring: int
     """Rows that A has and B may lack by now."""
 
@@ -46,7 +46,7 @@ Now = Callable[[], int]
 def compare_rows(
     a: Iterable[pa.RecordBatch], b: Iterable[pa.RecordBatch], now: Now, expiry_error: int = 0
 ) -> Iterator[RowDifferences]:
-    """`compare_batches` for the rows of a range of both sides, a batch of each at a time. Both come by ascending key."""
+    """Yield `compare_batches` for the rows of a range of both sides, batch by batch. Both are in key order."""
     return (compare_batches(ours, theirs, now(), expiry_error) for ours, theirs in lockstep(a, b))
 
 
@@ -77,10 +77,10 @@ class DifferenceSums:
     prefix: bytes = b""
     same: Checksum = field(default_factory=Checksum)
     only_a: Checksum = field(default_factory=Checksum)
-    """By user keys, as the following."""
+    """Rows that only A has; by user keys, as the following."""
     value: Checksum = field(default_factory=Checksum)
     only_b: Checksum = field(default_factory=Checksum)
-    """Of keys without values."""
+    """Keys that only B has, without values."""
     expiring: int = 0
     first_key: bytes | None = None
     """The first key that differs."""

@@ -42,7 +42,7 @@ class ClusterSide:
 
     @property
     def codec(self) -> KeyCodec:
-        """Of its keys."""
+        """Codec of the keys."""
         return self.raw.codec
 
     def now(self) -> int:
@@ -110,7 +110,7 @@ class ClusterSide:
         return self.raw.get_ttl(key)
 
     def _expiry(self, key: bytes) -> int | None:
-        """When a key expires, in seconds since the epoch, 0 for never; None when it is gone."""
+        """Return the expiry of a key in seconds since the epoch, 0 = never; None if the key is gone."""
         ttl = self.ttl(key)
         return min(self.now() + ttl, MAX_EXPIRY) if ttl else ttl
 
@@ -136,9 +136,9 @@ class FileRows:
     store: ObjectStore
     file: FileEntry | None
     codec: KeyCodec
-    """That of the file's keyspace and API version."""
+    """Codec of the file's keyspace and API version."""
     target: KeyCodec
-    """That of the cluster."""
+    """Codec of the cluster."""
     rewrite: Rewrite = UNCHANGED
 
     def recorded(self, span: KeyRange) -> RecordedSums | None:

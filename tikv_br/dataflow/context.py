@@ -1,4 +1,4 @@
-"""What the steps of a backup share."""
+"""State that the steps of a backup share."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class BackupContext:
     session_seconds: float = 0.0  # copy
     scanned_ts: int = 0  # commit
     listed: bool = True
-    """Whether the backup is added to the index of its root."""
+    """True if the backup is added to the index of its root."""
     lineage: Lineage = Lineage()  # read the sources, check the base
     compared: int = 0  # compare checksums: intervals that are equal in the cluster
     changed: int = 0  # compare checksums: intervals that were written to during the backup
@@ -95,7 +95,7 @@ class BackupContext:
 
     @property
     def has_earlier_work(self) -> bool:
-        """Whether an earlier run has finished at least one interval."""
+        """Return whether an earlier run has finished at least one interval."""
         return bool(self.resumed_run) and (self.resumed > 0 or self.manifest is not None)
 
     def set_backup_ts(self, backup_ts: int) -> None:
@@ -113,13 +113,13 @@ class BackupContext:
             self.keeper.check()
 
     def confirm_locks(self) -> None:
-        """As `check_locks`, but also reads the lock in the storage: for use before changes that only its holder may make."""
+        """Check as `check_locks`, and read the lock in the storage: for use before changes that only its holder may make."""
         self.check_locks()
         if self.lease is not None:
             self.lease.confirm()
 
     def holds_lock(self) -> bool:
-        """Whether this run holds the lock, by reading it in the storage; if that fails, by what was known before."""
+        """Return whether this run holds the lock, according to the storage or, if that fails, to the last renewal."""
         if self.lease is None:
             return False
         with contextlib.suppress(LeaseLost, StorageError):

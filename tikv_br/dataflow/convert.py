@@ -31,9 +31,9 @@ class BatchStats:
     """Checksums, expiry and timestamp bounds of a non-empty batch of rows."""
 
     target: Checksum
-    """As a cluster of the target's API version computes it."""
+    """Checksum as a cluster of the target's API version computes it."""
     source: Checksum
-    """As the source cluster computes it."""
+    """Checksum as the source cluster computes it."""
     expiry: Expiry = field(default_factory=Expiry)
     """Sums of the rows with an expiry, in the target's encoding."""
     timestamps: tuple[int, int]
@@ -47,7 +47,7 @@ class ConvertedRows(BatchStats):
     """Converted rows, with their sums."""
 
     records: pa.RecordBatch
-    """At least one row of `SCHEMA`."""
+    """Rows of `SCHEMA`, at least one."""
     first_key: bytes
     """RPC key of the target."""
 
@@ -61,7 +61,7 @@ class Converter:
     ts: int
     """The ts of rows without one, if the target is API V2; else 0."""
     drop_ttl: bool = False
-    """Whether expiries may be lost if the target has none."""
+    """Drop expiries if the target has none."""
 
     def target_range(self, interval: KeyRange) -> KeyRange:
         """The target's RPC range of an RPC range of the source."""
@@ -139,7 +139,7 @@ class Conversion:
     source: ApiVersion
     target: ApiVersion
     ts: int = 0
-    """See `Converter.ts`."""
+    """Value of `Converter.ts`."""
     drop_ttl: bool = False
 
     def of(self, interval: KeyRange) -> Converter:

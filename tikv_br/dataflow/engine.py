@@ -25,19 +25,18 @@ class Engine:
     """The chosen engine and executor, with the reason."""
 
     name: Literal["scan", "store", "changes", "merge", "load"]
-    """How rows get into the files: tasks scan them, stores write the files, tasks read the change feed, tasks merge backups, or Spark
-    reads them from any input."""
+    """Origin of the rows: a scan, files of stores, the change feed, a merge of backups, or an input of Spark."""
     reason: str
     executor: ExecutorKind
     executor_reason: str
     slots: int
     """Estimated number of concurrent tasks."""
     rewrites_files: bool = False
-    """Whether tasks rewrite the stores' files, because stores cannot write the requested form."""
+    """True if tasks rewrite the stores' files, because stores cannot write the requested form."""
 
     @property
     def stores_write_final_files(self) -> bool:
-        """Whether tasks only send requests to stores, and no row passes through them."""
+        """Return whether tasks only send requests to stores, and no row passes through them."""
         return self.name == "store" and not self.rewrites_files
 
     @classmethod

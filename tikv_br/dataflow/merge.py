@@ -22,7 +22,7 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 CLOCK_MARGIN_MS = 60_000
-"""How far the clock of the machine that made a backup may be ahead of PD's: for backups without `scanned_ts`."""
+"""Seconds by which the clock of a backup's machine may be ahead of PD's: for backups without `scanned_ts`."""
 CHECK_THREADS = 16
 """Files that are checked at the same time."""
 SAMPLED_LOG_FILES = 32
@@ -31,7 +31,7 @@ SAMPLED_LOG_FILES = 32
 
 @dataclass(frozen=True, slots=True)
 class MergeSources:
-    """What is merged: a full backup, incremental backups in the order of their time, and a log."""
+    """Sources of a merge: a full backup, incremental backups in the order of their time, and a log."""
 
     base: BackupSet
     increments: tuple[BackupSet, ...] = ()
@@ -74,7 +74,7 @@ class MergeSources:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Their places, without credentials."""
+        """URLs of the sources, without credentials."""
         urls = [each.store.location.redacted() for each in self.backups]
         if self.log is not None:
             urls.append(f"{self.log.store.location.redacted()} (log {self.log.description.log_id})")
@@ -121,7 +121,7 @@ class MergeSources:
     def window(self) -> tuple[int, int]:
         """The first and the last timestamp to which rows can be restored.
 
-        A backup is no snapshot: until the end of its scan it may lack rows that were deleted or expired meanwhile, and have
+        A backup is no snapshot: until the end of its scan it may lack rows that were deleted or expired in between, and have
         newer ones. So the window starts at the end of the scan of the newest backup. Raises `LogDamaged` for a log with gaps.
         """
         return scanned_ts(self.newest), self.last_ts(allow_inexact=False)

@@ -22,7 +22,7 @@ V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 
 
 class Loss(enum.StrEnum):
-    """What a conversion can lose; the values are those of ``--allow-loss``."""
+    """Information that a conversion can lose; the values are those of ``--allow-loss``."""
 
     TTL = "ttl"
     TS = "ts"
@@ -87,28 +87,28 @@ class BackupOptions:
     concurrency: int | None = field(default=None, metadata=MAY_CHANGE)
     """Maximum number of concurrent tasks; None = the executor's default."""
     safe_interval: float = field(default=60.0, metadata=MAY_CHANGE)
-    """How far backup-ts is behind PD's clock."""
+    """Seconds by which backup-ts is behind PD's clock."""
     gc_ttl: int = field(default=300, metadata=MAY_CHANGE)
-    """How long the service safe point at backup-ts stays registered after the backup."""
+    """Seconds for which the service safe point at backup-ts stays registered after the backup."""
     checksum: bool = field(default=False, metadata=compared_as("checksum"))
-    """Whether to compare each interval with the cluster's own checksum afterwards."""
+    """Compare each interval with the cluster's own checksum afterwards."""
     assume_no_ttl: bool = field(default=False, metadata=compared_as("assume_no_ttl"))
-    """Whether to assume that no key has a TTL, which saves one request per key."""
+    """Assume that no key has a TTL, which saves one request per key."""
     rate_limit: int = field(default=0, metadata=MAY_CHANGE)
     """Maximum read or write rate per store, in bytes per second; 0 = unlimited."""
     send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
-    """Whether to send this process's storage credentials to the stores; otherwise they use their own."""
+    """Send this process's storage credentials to the stores; otherwise they use their own."""
     engine: EngineKind = field(default="auto", metadata=compared_as("engine"))
     executor: ExecutorChoice = field(default="auto", metadata=MAY_CHANGE)
     spark_master: str = field(default="local[*]", metadata=MAY_CHANGE)
     spark_settings: SparkSettings = field(default=NO_SETTINGS, metadata=MAY_CHANGE)
     lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
-    """How long to wait for the lock of the path if another run holds it."""
+    """Seconds to wait for the lock of the path if another run holds it."""
     no_resume: bool = field(default=False, metadata=MAY_CHANGE)
-    """Whether to remove an unfinished run at the path instead of resuming it."""
+    """Remove an unfinished run at the path instead of resuming it."""
     dry_run: bool = field(default=False, metadata=MAY_CHANGE)
     allow_empty: bool = field(default=False, metadata=MAY_CHANGE)
-    """Whether explicit ranges or keyspaces may have no row."""
+    """Accept explicit ranges or keyspaces without rows."""
 
     def check(self) -> None:
         """Raise `UsageError` for options that are invalid for every cluster."""

@@ -160,14 +160,14 @@ def release_backup_lock(context: BackupContext) -> None:
 
 
 def keeps_work(context: BackupContext) -> bool:
-    """Whether the next run can resume what this failed run has finished."""
+    """Return whether the next run can resume the finished work of this failed run."""
     if context.work_kept is None:
         context.work_kept = context.owns_work and not context.unresumable and _has_finished_work(context)
     return context.work_kept
 
 
 def _has_finished_work(context: BackupContext) -> bool:
-    """Whether there are finished tasks or a backup. If the storage does not answer, True: nothing is removed then."""
+    """Return whether there are finished tasks or a backup; True if the storage does not answer: then nothing is removed."""
     try:
         return exists(context.store, layout.META) or any(context.store.list(layout.LEDGER))
     except StorageError:

@@ -44,7 +44,7 @@ class StoredRows:
     """The rows of a full backup, of the increments on it and of a log, as of one timestamp. Picklable."""
 
     backups: tuple[tuple[StorageLocation, tuple[FileEntry, ...]], ...]
-    """In the order of their time; the files of each by key."""
+    """Backups in the order of their time, with the files of each by key."""
     ts: int
     """The rows of this timestamp are read; without meaning for a single backup."""
     now: int

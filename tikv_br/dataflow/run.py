@@ -55,9 +55,9 @@ class BackupSummary:
     resumed_run: str
     """Id of the run that was resumed; ``""`` if none was."""
     compared_ranges: int
-    """With ``--checksum``: intervals that are equal to the cluster's checksum or rows."""
+    """Number of intervals that equal the cluster's checksum or rows, with ``--checksum``."""
     changed_ranges: int
-    """With ``--checksum``: intervals that could not be compared because they changed during the backup."""
+    """Number of intervals that could not be compared because they changed during the backup, with ``--checksum``."""
     vanished_kvs: int
     """Rows left out because they no longer existed when their TTL was read."""
     expiry_error_seconds: int
@@ -99,7 +99,7 @@ def run_backup(context: C, steps: Sequence[Step[C]]) -> BackupReport:
 
 
 def _is_resumable(context: BackupContext, error: TikvBrError) -> bool:
-    """Whether the same command can go on with the work: it is not complete, and the error does not ask to remove it."""
+    """Return whether the same command can resume: the work is incomplete, and the error does not ask to remove it."""
     is_unfinished = bool(context.work_kept) and context.manifest is None
     return is_unfinished and not isinstance(error, LeaseLost) and "--no-resume" not in error.hint
 
@@ -148,13 +148,13 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class AbortSummary:
-    """What `abort_backup` removed."""
+    """Result of `abort_backup`."""
 
     unfinished_run: str
     """Id of the run; ``""`` if unknown."""
     removed_objects: int
     released: bool
-    """Whether the service safe point was removed from PD."""
+    """True if the service safe point was removed from PD."""
 
 
 def abort_backup(location: StorageLocation, cluster: ClusterConfig | None, lock_wait: float = 0.0) -> AbortSummary:

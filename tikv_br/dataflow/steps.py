@@ -54,7 +54,7 @@ def commit(context: BackupContext, entries: Iterable[LedgerEntry] | None = None)
 
 
 def _last_timestamp(context: BackupContext) -> int:
-    """A timestamp above all that was read. If PD is gone, the error says that only this is missing."""
+    """Return a timestamp above all rows read. If PD does not answer, the error states that only this is missing."""
     try:
         return context.cluster.pd.tso()
     except (ClusterUnreachable, RetryBudgetExhausted) as error:

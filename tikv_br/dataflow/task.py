@@ -1,4 +1,4 @@
-"""What the tasks of both engines share: the interval, retries and the result.
+"""Common code of the tasks of both engines: the interval, retries and the result.
 
 A task may be retried, or run twice at once by Spark. Each attempt writes files with unique names, and only a finished attempt
 writes a ledger entry.
@@ -27,22 +27,22 @@ _PAUSE = Backoff("task", 0.5, 5.0, jitter=True)
 
 @dataclass(frozen=True, slots=True)
 class BackupJob:
-    """What all tasks of a run share. Picklable."""
+    """Parameters that all tasks of a run share. Picklable."""
 
     run: str
     """Id of the run, for `LedgerEntry`."""
     options: BackupOptions
     conversion: Conversion
-    """From the cluster's encoding to the files'."""
+    """Conversion from the cluster's encoding to the files'."""
     rate_limit: RateLimit = field(default_factory=RateLimit)
     rewrites_files: bool = False
     """Store engine: whether the task rewrites the stores' files, because stores cannot write the requested form."""
     expiry_in_properties: bool = True
-    """Store engine: whether the properties of the stores' files tell if rows expire."""
+    """True if properties of the stores' files have the expiry of rows (store engine)."""
 
     @property
     def with_ttl(self) -> bool:
-        """Whether rows may expire."""
+        """Return whether rows may expire."""
         return self.conversion.source.has_ttl and not self.options.assume_no_ttl
 
 
@@ -57,7 +57,7 @@ class PhaseSeconds:
     encode: float = 0.0
     """Building and compressing SST blocks."""
     upload: float = 0.0
-    """Hashing and upload."""
+    """Seconds of hashing and upload."""
     store: float = 0.0
     """Waiting for stores that write files."""
     inspect: float = 0.0
@@ -71,7 +71,7 @@ class PhaseSeconds:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """Which ledger entry a task has written, with its counts, and its time per phase. The entry itself stays in the ledger."""
+    """Identity and counts of the written ledger entry, and the time per phase. The entry itself stays in the ledger."""
 
     finished: FinishedTask
     seconds: PhaseSeconds
@@ -80,7 +80,7 @@ class TaskResult:
 def try_task(context: TaskContext, attempt: Callable[[], Result]) -> Result:
     """Run a task, and retry it after retryable errors. Raises the `TikvBrError` of the last attempt.
 
-    The progress of a failed attempt is taken back. `RetryBudgetExhausted` is not retried: another attempt would only wait for the same thing again.
+    The progress of a failed attempt is retracted. `RetryBudgetExhausted` is not retried: another attempt would only wait for the same thing again.
     """
     backoffer = Backoffer("task", RetryPolicy(max_tries=ATTEMPTS, error=None))
     while True:

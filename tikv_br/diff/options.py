@@ -41,7 +41,7 @@ class DiffOptions:
     keys: int = 20
     """Maximum number of different keys to list; all are counted."""
     allow_empty: bool = False
-    """Whether an explicit range or keyspace may have no row on either side."""
+    """Accept that an explicit range or keyspace has no row on either side."""
     exact: bool = False
     """Compare all rows. Checksums miss identical changes in an even number of rows."""
     executor: str = "auto"
@@ -53,12 +53,12 @@ class DiffOptions:
 
     @property
     def has_choice(self) -> bool:
-        """Whether a range or a keyspace was asked for."""
+        """Return whether a range or a keyspace was requested."""
         return bool(self.start or self.end or self.a.keyspace or self.b.keyspace)
 
     @property
     def where(self) -> ExecutorOptions:
-        """Where tasks run: on this machine unless Spark was requested, because the stores do most of the work."""
+        """Return the executor: this machine unless Spark was requested, because the stores do most of the work."""
         if self.executor == "spark":
             return ExecutorOptions("spark", self.spark_master, self.concurrency, self.spark_settings)
         kind: ExecutorKind = "driver"

@@ -35,11 +35,11 @@ class ClusterPlace:
 
     @property
     def codec(self) -> KeyCodec:
-        """Of its keys."""
+        """Codec of the keys."""
         return KeyCodec(self.api_version, self.keyspace_id)
 
     def side(self, clusters: ClusterPool, meter: Meter) -> ClusterSide:
-        """To be asked."""
+        """Open the place as a side of a comparison."""
         return ClusterSide(clusters.get(self.config).raw(self.keyspace_id), meter)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class BackupPlace:
 
     @property
     def codec(self) -> KeyCodec:
-        """Of its keys."""
+        """Codec of the keys."""
         return KeyCodec(self.api_version, self.keyspace_id)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Unit(NamedTuple):
 
     span: KeyRange
     file: FileEntry | None = None
-    """Of a backup: the file with all its rows there; None = there are none."""
+    """File of a backup with all its rows of the range; None = there are none."""
 
     def __str__(self) -> str:
         return str(self.span)
@@ -119,7 +119,7 @@ MOST_TASKS = 512
 
 
 def region_units(wanted: KeyRange, bounds: Iterable[tuple[bytes, bytes]], codec: KeyCodec) -> list[Unit]:
-    """One unit per region, given by its physical bounds in order, cut to the ``wanted`` range of RPC keys and to what is new."""
+    """Return one unit per region, given by ascending physical bounds, cut to the remaining ``wanted`` range of RPC keys."""
     units, left = [], wanted
     for start, end in bounds:
         part = intersection(KeyRange(codec.from_bound(start), codec.from_bound(end)), left)

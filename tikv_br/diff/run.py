@@ -35,17 +35,17 @@ class DiffContext:
     """Side A, if it is a backup."""
     units: list[Unit] = field(default_factory=list)
     found: Report = field(default_factory=Report)
-    """What the comparison found."""
+    """Report of the comparison."""
     repaired: Report | None = None
-    """What was written, and what still differs; None = no repair took place."""
+    """Report of the repair, with the remaining differences; None = no repair took place."""
     delete: bool = False
-    """Whether a repair deletes keys that only B has."""
+    """True if a repair deletes keys that only B has."""
     session_seconds: float = 0.0
     """Start-up time of Spark; 0 on the driver."""
 
     @property
     def job(self) -> DiffJob:
-        """What all tasks share."""
+        """Return the parameters that all tasks share."""
         return DiffJob(self.a, self.b, self.options.keys, self.options.exact)
 
 
@@ -105,7 +105,7 @@ def look_for_rows(context: DiffContext) -> None:
 
 
 def repair_differences(context: DiffContext) -> None:
-    """Write the differences."""
+    """Write the differences to B."""
     context.repaired = Report()
     context.session_seconds += run_tasks(
         repairs(context.units, context.found.ranges),
@@ -131,20 +131,20 @@ REPAIR = (FunctionStep("repair B", repair_differences),)
 
 @dataclass(frozen=True, slots=True)
 class DiffSummary:
-    """What was compared, and what differs."""
+    """Compared ranges, and their differences."""
 
     a: str
     b: str
     api_version: str
-    """Of A."""
+    """API version of A."""
     other_api_version: str
-    """Of B."""
+    """API version of B."""
     ranges: int
     """Regions or files of A that were compared."""
     rows: int
     """Rows of B that were compared."""
     bytes: int
-    """Their keys and values."""
+    """Bytes of keys and values."""
     different_ranges: int
     only_a: int
     only_b: int
@@ -162,7 +162,7 @@ class DiffSummary:
     executor: str
     seconds: float
     session_seconds: float
-    """How long Spark took to start, for the comparison and a repair; 0 on the driver."""
+    """Seconds that Spark took to start, for the comparison and a repair; 0 on the driver."""
     step_seconds: dict[str, float]
 
 
@@ -172,11 +172,11 @@ class DiffResult:
 
     summary: DiffSummary
     ranges: list[DifferentRange]
-    """By ascending key."""
+    """Ranges by ascending key."""
     keys: list[KeyDifference]
     """The first ones, at most `DiffOptions.keys`."""
     context: DiffContext = field(repr=False)
-    """For `repair`."""
+    """Context for `repair`."""
 
 
 def diff(options: DiffOptions, reporter: Reporter = silent) -> DiffResult:

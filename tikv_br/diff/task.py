@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DiffJob:
-    """What all tasks of a comparison share. Picklable."""
+    """Parameters that all tasks of a comparison share. Picklable."""
 
     a: ClusterPlace | BackupPlace
     b: ClusterPlace
     keys: int
     """Maximum number of keys that a task lists."""
     exact: bool = False
-    """Whether to compare all rows, whatever the checksums say."""
+    """Compare all rows, even if the checksums are equal."""
 
     def reference(self, unit: Unit, clusters: ClusterPool, meter: Meter) -> Reference:
         """Side A of a unit."""
@@ -53,11 +53,11 @@ def compare_units(job: DiffJob, task: tuple[Unit, ...], context: TaskContext) ->
 
 @dataclass(frozen=True, slots=True)
 class RepairJob:
-    """What all tasks of a repair share. Picklable."""
+    """Parameters that all tasks of a repair share. Picklable."""
 
     diff: DiffJob
     delete: bool
-    """Whether to delete keys that only B has."""
+    """Delete keys that only B has."""
     fence: Callable[[], object] | None = None
     """Called before each write to B; raises to stop it. A job with a fence may not pickle."""
 

@@ -18,18 +18,18 @@ class ExportOptions:
     """Options of one export."""
 
     read: BackupOptions
-    """What is read of a cluster, who does the work, and in ``storage`` the destination; the rest is not used."""
+    """Cluster to read, executor, and in ``storage`` the destination; the rest is not used."""
     backup: StorageLocation | None = None
     """A backup to read instead of the cluster: a full one or, with those that it continues, an incremental one."""
     format: Format = "parquet"
     encoding: Encoding | None = None
-    """How keys and values are written as text; None = as ``raw import`` assumes for such a file."""
+    """Text form of keys and values; None = as ``raw import`` assumes for such a file."""
     overwrite: bool = False
-    """Whether to replace an earlier export at the destination."""
+    """Replace an earlier export at the destination."""
 
     @property
     def form(self) -> Encoding:
-        """How keys and values are written as text."""
+        """Text form of keys and values."""
         return self.encoding or ("raw" if self.format == "csv" else "hex")
 
     def check(self) -> None:

@@ -36,7 +36,7 @@ from tikv_br.tasks.session import check_java
 SUCCESS = "_SUCCESS"
 """Written last, as Hadoop and Spark do: without it the export is not complete."""
 DESCRIPTION = "_export.json"
-"""What the export is. Spark and Arrow take no object whose name starts with ``_`` for data."""
+"""Object with the export's description. Spark and Arrow ignore objects whose name starts with ``_``."""
 _PART = re.compile(r"part-\d{5,}\.(parquet|csv|jsonl)")
 
 
@@ -54,12 +54,12 @@ class ExportContext:
     clusters: ClusterPool = field(default_factory=ClusterPool)
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     store: ObjectStore = field(init=False)
-    """The destination."""
+    """Store of the destination."""
     source: ClusterSource | BackupSource = field(init=False)
     sources: MergeSources | None = None
     """The backups, if a backup is read."""
     ranges: tuple[KeyRange, ...] = ()
-    """What is read: RPC keys, ascending, without overlap."""
+    """Ranges to read: RPC keys, ascending, without overlap."""
     cluster_id: int = 0
     backup_ts: int = 0
     engine: Engine = field(init=False)
@@ -271,7 +271,7 @@ class ExportedFile:
     name: str
     rows: int
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class ExportDescription:
     encoding: str
     columns: tuple[str, ...]
     started_ms: int
-    """When reading began and ended, milliseconds since the epoch by this machine's clock."""
+    """Start of reading, as `finished_ms` its end, in milliseconds since the epoch by this machine's clock."""
     finished_ms: int
     total_kvs: int
     total_bytes: int
@@ -358,13 +358,13 @@ class ExportSummary:
 
     total_kvs: int
     total_bytes: int
-    """Of user keys and values."""
+    """Bytes of user keys and values."""
     files: int
     size: int
     """Bytes of the files."""
     file_format: str
     encoding: str
-    """Empty for Parquet."""
+    """Text form of keys and values; empty for Parquet."""
     columns: tuple[str, ...]
     source: str
     storage: str

@@ -1,4 +1,4 @@
-"""What an export reads, and the task that writes one part of it.
+"""Source of an export, and the task that writes one part of it.
 
 A task writes one object, which becomes visible as a whole and replaces that of an earlier attempt.
 """
@@ -36,7 +36,7 @@ class ExportPart:
     name: str
     rows: int = 0
     data_bytes: int = 0
-    """Of user keys and values."""
+    """Bytes of user keys and values."""
     size: int = 0
     """Bytes of the file."""
     vanished: int = 0
@@ -52,7 +52,7 @@ class ClusterSource:
     config: ClusterConfig
     codec: KeyCodec
     with_ttl: bool
-    """Whether the TTL of each key is requested."""
+    """True if the TTL of each key is requested."""
     rate_limit: RateLimit = field(default_factory=RateLimit)
 
     def batches(self, span: KeyRange, part: ExportPart, context: TaskContext) -> Iterator[pa.RecordBatch]:
@@ -81,7 +81,7 @@ class BackupSource:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """What all tasks of an export share. Picklable."""
+    """Parameters that all tasks of an export share. Picklable."""
 
     source: ClusterSource | BackupSource
     destination: StorageLocation

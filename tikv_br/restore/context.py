@@ -45,7 +45,7 @@ class RestoreContext:
     lease: PathLease | None = None
     """Lease that excludes other restores of this backup into this cluster."""
     record: RestoreRecord | None = None
-    """Where the progress is saved; None = the restore cannot be resumed."""
+    """Record of the progress; None = the restore cannot be resumed."""
     checkpoint: RestoreCheckpoint | None = None
     """Checkpoint of the resumed restore, or of this one once it is saved."""
     resumed: list[KeyRange] = field(default_factory=list)
@@ -58,13 +58,13 @@ class RestoreContext:
     """Background check of the files, started with the check of the target."""
     facts: dict[str, FileFacts] = field(default_factory=dict)
     restamp_reason: str = ""
-    """Why ingested rows get a new timestamp; empty = they keep their own."""
+    """Reason why ingested rows get a new timestamp; empty = they keep their own."""
     restamp_ts: int = 0
     """New timestamp of ingested rows; 0 = they keep their own."""
     announcer: Announcer | None = None
     """Set while the ingest is announced to followers of the cluster."""
     already_restored: bool = False
-    """Whether the target already held the whole backup."""
+    """True if the target already held the whole backup."""
     regions_made: list[Region] = field(default_factory=list)
     session_seconds: float = 0.0
     """Start-up time of Spark."""
@@ -73,15 +73,15 @@ class RestoreContext:
     comparing: BackgroundComparison | None = None
     """Background comparison of restored parts, while others are restored."""
     overlap_seconds: dict[str, float] = field(default_factory=dict)
-    """By step: seconds for which its work was done while an earlier step ran."""
+    """Seconds, by step, for which its work was done while an earlier step ran."""
     found: Checksum | None = None
     """The cluster's checksum of the backup's keys; None if it was not compared."""
     others: dict[tuple[str, KeyRange], int] = field(default_factory=dict)
-    """With ``--allow-overwrite``: rows of the target that the backup does not have, by part, and by gap with no file."""
+    """Foreign rows of the target with ``--allow-overwrite``, by part, and by gap without a file."""
 
     @property
     def via(self) -> Via:
-        """How files get to the stores. `Via.AUTO` becomes `Via.UPLOAD` for Parquet, which stores cannot read."""
+        """Transfer of files to stores. `Via.AUTO` becomes `Via.UPLOAD` for Parquet, which stores cannot read."""
         options = self.options
         return Via.UPLOAD if options.via is Via.AUTO and self.backup.file_kind is not FileKind.SST else options.via
 
@@ -91,7 +91,7 @@ class RestoreContext:
         return len(self.parts) - len({part.file.name for part in self.todo})
 
     def holds_lease(self) -> bool:
-        """Whether this restore holds the lease, by reading it in the storage; if that fails, by what was known before."""
+        """Return whether this restore holds the lease, according to the storage or, if that fails, to the last renewal."""
         if self.lease is None:
             return True
         with contextlib.suppress(LeaseLost, StorageError):

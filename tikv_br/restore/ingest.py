@@ -1,4 +1,4 @@
-"""One task of a restore: a part of a file gets to every replica's store, by download or upload, then the leader ingests it."""
+"""One task of a restore: every replica's store gets a part of a file, by download or upload; the leader ingests it."""
 
 from __future__ import annotations
 
@@ -52,25 +52,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class IngestJob:
-    """What all tasks of a restore share. Picklable; `backend` and `cipher_info` may hold secrets and are never shown."""
+    """Parameters that all tasks of a restore share.
+
+    Picklable; `backend` and `cipher_info` may hold secrets and are never shown.
+    """
 
     cluster: ClusterConfig
     api_version: ApiVersion
     store: ObjectStore
-    """Where the files are, for this process."""
+    """Storage of the files, for this process."""
     via: Via
     backend: bytes
     """A serialized ``StorageBackend``: where they are for the stores."""
     cipher_info: bytes
-    """A serialized ``CipherInfo``."""
+    """Serialized ``CipherInfo``."""
     upload_limit: RateLimit
     """Maximum rate of uploads. Downloads are limited at the stores."""
     slow_seconds: float = 0.0
-    """How much longer a download or an upload may take, because of a limit."""
+    """Additional seconds for a download or an upload, because of a limit."""
     new_timestamp: int = 0
     """The new timestamp of all rows; 0 = they keep their own."""
     record: RestoreRecord | None = None
-    """Where each restored part is recorded."""
+    """Record of restored parts."""
 
     def __repr__(self) -> str:
         return f"IngestJob({self.api_version.label})"
@@ -91,7 +94,7 @@ _DENIED_HINT = "Give the stores permission to read the storage, or pass --via up
 
 
 class Download:
-    """Has stores fetch one part."""
+    """Download of one part by stores."""
 
     def __init__(self, cluster: Cluster, job: IngestJob, part: FilePart) -> None:
         self._cluster = cluster
@@ -175,7 +178,7 @@ def _disk_full(message: str, *store_ids: int) -> RegionErrorSeen:
 
 
 def _rewrite_rule(rewrite: Rewrite, job: IngestJob) -> import_sstpb_pb2.RewriteRule | None:
-    """How a store rewrites keys and timestamps; None = not at all."""
+    """Return the rule by which a store rewrites keys and timestamps; None = not at all."""
     if not rewrite.changes and not job.new_timestamp:
         return None
     old, new = (rewrite.old, rewrite.new) if rewrite.changes else (b"", b"")
@@ -198,7 +201,7 @@ class _RowCursor:
         self._end: bytes | None = b""
 
     def is_before(self, start: bytes) -> bool:
-        """Whether no row at or above ``start`` was skipped."""
+        """Return whether no row at or above ``start`` was skipped."""
         return self._end is not None and start >= self._end
 
     def within(self, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
@@ -323,7 +326,7 @@ class Transfer(Protocol):
     """A way for a part of a file to get to stores."""
 
     downloads: int
-    """How often a store was asked to download the file."""
+    """Number of download requests for the file."""
 
     def transfer(self, region: Region, meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
         """Have the stores of all replicas keep the rows in ``span`` and complete ``meta``; False when nothing does.
@@ -370,13 +373,13 @@ def _ingest(
 
 @dataclass(slots=True)
 class _StagedSst:
-    """What the stores of one region have of one span, for the region's current epoch."""
+    """Transfer of one span to the stores of one region, for its current epoch."""
 
     place: tuple[int, int, int, KeyRange]
     """Id, conf_ver and version of the region, and the span."""
     meta: import_sstpb_pb2.SSTMeta
     found: bool | None = None
-    """Whether the file has rows there; None until all stores have answered."""
+    """True if the file has rows there; None until all stores have answered."""
 
 
 class _Ingestion:
@@ -396,12 +399,12 @@ class _Ingestion:
 
     @property
     def uploads(self) -> bool:
-        """Whether the file is uploaded instead of downloaded."""
+        """Return whether the file is uploaded instead of downloaded."""
         return isinstance(self._transfer, Upload)
 
     @property
     def downloads(self) -> int:
-        """How often a store was asked to download the file."""
+        """Return the number of download requests for the file."""
         return self._earlier_downloads + self._transfer.downloads
 
     def regions(self) -> Iterator[Region]:
@@ -452,9 +455,9 @@ class _Ingestion:
         return region
 
     def _spans_many_regions(self, rest: KeyRange) -> bool:
-        """Whether the rest of the file is in so many regions that each store would fetch all of it too often."""
+        """Return whether the rest of the file is in so many regions that each store would fetch all of it too often."""
         most = MANY_REGIONS - 1 - self._fetches
-        if self._job.upload_limit or self._fetches > self._regions_done:  # the latter: a region has split meanwhile
+        if self._job.upload_limit or self._fetches > self._regions_done:  # the latter: a region has split
             most = min(most, 1)
         start = rest.start
         for _region in range(most):
@@ -465,7 +468,7 @@ class _Ingestion:
         return True
 
     def _stage(self, region: Region, span: KeyRange) -> _StagedSst:
-        """What an earlier attempt has transferred to the stores, or a new, empty one."""
+        """Return the state of an earlier attempt for the same span and epoch, or a new one."""
         place = region.id, region.conf_ver, region.version, span
         if self._staged is None or self._staged.place != place:
             self._staged = _StagedSst(place, self._meta(region))

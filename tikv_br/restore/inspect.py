@@ -25,7 +25,7 @@ PIECE_BYTES = 4 << 20
 
 
 class FileCheck(enum.StrEnum):
-    """How thoroughly each file is validated before ingest."""
+    """Validation of each file before ingest."""
 
     IDENTITY = "identity"
     """Size, ETag, hash of the tail, and structure: a few small reads."""
@@ -85,11 +85,11 @@ class BackgroundInspection:
 
     @property
     def is_done(self) -> bool:
-        """Whether all files are inspected, or one has failed."""
+        """Return whether all files are inspected, or one has failed."""
         return self._facts.done()
 
     def result(self) -> dict[str, FileFacts]:
-        """What `inspect_files` returns; waits for it. Raises what it raises."""
+        """Wait for the result of `inspect_files`, and return or raise it."""
         return self._facts.result()
 
     def stop(self) -> None:
@@ -97,7 +97,7 @@ class BackgroundInspection:
         self._cancellation.cancel()
 
     def seconds_until(self, end: float) -> float:
-        """For how long files were inspected before ``end``, by the monotonic clock."""
+        """Return the seconds spent on inspection before ``end``, on the monotonic clock."""
         return min(end, self._ended or end) - self._began
 
     def _end(self) -> None:

@@ -16,7 +16,7 @@ DEFAULT_CONCURRENCY = 16
 
 
 class Mode(enum.StrEnum):
-    """How rows are written into the cluster."""
+    """Way of writing rows into the cluster."""
 
     INGEST = "ingest"
     """Stores ingest SST files; rows keep their timestamps or get a new one (`Restamp`)."""
@@ -25,7 +25,7 @@ class Mode(enum.StrEnum):
 
 
 class Via(enum.StrEnum):
-    """How ingested files get to the stores."""
+    """Way of getting ingested files to the stores."""
 
     STORES = "stores"
     """Each store downloads them from the storage."""
@@ -36,7 +36,7 @@ class Via(enum.StrEnum):
 
 
 class Restamp(enum.StrEnum):
-    """When ingested rows get a new timestamp from the target's TSO (API V2)."""
+    """Condition for a new timestamp of ingested rows from the target's TSO (API V2)."""
 
     AUTO = "auto"
     """If the backup comes from the target cluster, if a row is newer than the target's TSO, or if newer deletes hide rows."""
@@ -68,24 +68,24 @@ class RestoreOptions:
     """Number of files restored in parallel."""
     file_check: FileCheck = field(default=FileCheck.AUTO, metadata=MAY_CHANGE)
     checksum: bool = field(default=True, metadata=MAY_CHANGE)
-    """Whether to compare the cluster's checksums with the backup's afterwards."""
+    """Compare the cluster's checksums with the backup's afterwards."""
     allow_overwrite: bool = field(default=False, metadata=MAY_CHANGE)
     allow_empty: bool = field(default=False, metadata=MAY_CHANGE)
-    """Whether the backup may have no row in an explicit range, keyspace or prefix."""
+    """Accept that the backup has no row in an explicit range, keyspace or prefix."""
     allow_followers: bool = field(default=False, metadata=MAY_CHANGE)
-    """Whether to ingest although followers of the cluster do not learn of it, such as TiKV-CDC."""
+    """Ingest although followers of the cluster, such as TiKV-CDC, do not notice it."""
     command: str = field(default="restore raw", metadata=MAY_CHANGE)
-    """What the announcement of the ingest names."""
+    """Command to name in the announcement of the ingest."""
     import_mode: bool = field(default=False, metadata=MAY_CHANGE)
-    """Whether to switch stores to import mode and pause PD's balancing during the ingest; not for `Mode.PUT`."""
+    """Switch stores to import mode and pause PD's balancing during the ingest; not for `Mode.PUT`."""
     rate_limit: int = field(default=0, metadata=MAY_CHANGE)
     """Maximum download rate per store, in bytes per second; 0 = unlimited."""
     send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
-    """Whether to send this process's storage credentials to the stores; otherwise they use their own."""
+    """Send this process's storage credentials to the stores; otherwise they use their own."""
     resume: bool = field(default=True, metadata=MAY_CHANGE)
-    """Whether to resume an unfinished restore of the same backup into the same cluster."""
+    """Resume an unfinished restore of the same backup into the same cluster."""
     state: StorageLocation | None = field(default=None, metadata=MAY_CHANGE)
-    """Where to save the state for resuming; None = next to the backup."""
+    """Location of the state for resuming; None = next to the backup."""
     lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
     """Seconds to wait for another restore of the same backup into the same cluster."""
     dry_run: bool = field(default=False, metadata=MAY_CHANGE)

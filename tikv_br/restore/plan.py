@@ -41,7 +41,7 @@ class IngestResult(NamedTuple):
     uploaded: int = 0
     """Files that tikv-br sent to the stores."""
     downloads: int = 0
-    """How often stores downloaded a file; at least once per replica."""
+    """Number of downloads by stores; at least one per file and replica."""
 
 
 @dataclass(frozen=True, slots=True)

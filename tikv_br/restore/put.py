@@ -28,13 +28,13 @@ CHUNK_ROWS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class PutJob:
-    """What all tasks of a restore share. Picklable."""
+    """Parameters that all tasks of a restore share. Picklable."""
 
     cluster: ClusterConfig
     api_version: ApiVersion
     store: ObjectStore
     record: RestoreRecord | None = None
-    """Where finished parts are recorded."""
+    """Record of finished parts."""
 
 
 def put_part(job: PutJob, part: FilePart, context: TaskContext) -> IngestResult:

@@ -26,7 +26,7 @@ from tikv_br.storage.open import open_store
 
 THREADS = 16
 LAST_DELETION = RetryPolicy(max_tries=6, error=None)
-"""For a restore's last deletion: at most 3 s of pauses, in addition to the storage's own patience."""
+"""Retries of a restore's last deletion: at most 3 s of pauses, in addition to the storage's own patience."""
 _CHECKPOINT = "begun.json"
 _LEASE = "lease-"
 
@@ -140,7 +140,7 @@ class RestoreRecord:
 
     @property
     def is_running(self) -> bool:
-        """Whether a restore may hold the lease; True if it cannot be read."""
+        """Return whether a restore may hold the lease; True if it cannot be read."""
         try:
             return not lease.newest(self.lease_store()).is_free
         except BackupDamaged:

@@ -195,7 +195,7 @@ def _changes_to_undo(record: RestoreRecord, cluster_id: int) -> dict[str, Import
 
 
 def _needed_by_others(record: RestoreRecord, left: dict[str, ImportModeRecord]) -> bool:
-    """Whether another running restore needs import mode."""
+    """Return whether another running restore needs import mode."""
     return any(RestoreRecord(record.store, each).is_running for each in left if each != record.id)
 
 

@@ -40,7 +40,7 @@ class RestoreSummary:
     crc64xor: int
     """Checksum of the files' rows, as recorded in the backup; for partly restored files, of all their rows."""
     verified: bool
-    """Whether the cluster's checksums were compared and equal."""
+    """True if the cluster's checksums were compared and equal."""
     other_kvs: int
     """Rows of the target's range that the backup does not have, left alone; 0 if not compared."""
     backup_ts: int
@@ -60,7 +60,7 @@ class RestoreSummary:
     uploaded_files: int
     """Files that tikv-br sent to the stores."""
     downloads: int
-    """How often stores downloaded a file: at least once per replica, more often if it is in several regions."""
+    """Number of downloads by stores: at least one per replica, more if the file is in several regions."""
     restamp_ts: int
     """New timestamp of all rows, or of those that newer deletes had hidden; 0 = rows kept their own, or were put."""
     cluster_id: int
@@ -69,7 +69,7 @@ class RestoreSummary:
     """Start-up time of Spark; 0 on the driver."""
     step_seconds: dict[str, float]
     overlap_seconds: dict[str, float]
-    """For how long a step's work was done while an earlier step ran, which `step_seconds` does not count; by the step's name."""
+    """Seconds, by step, for which its work was done while an earlier step ran; not in `step_seconds`."""
 
 
 def restore(
@@ -124,11 +124,11 @@ def restore(
 
 @dataclass(frozen=True, slots=True)
 class AbortedRestores:
-    """What `abort_restores` removed."""
+    """Result of `abort_restores`."""
 
     forgotten_restores: int
     put_back: bool
-    """Whether the cluster was in import mode for one of them, and has left it."""
+    """True if the cluster was in import mode for one of them, and has left it."""
 
 
 def abort_restores(location: StorageLocation, cluster: ClusterConfig | None) -> AbortedRestores:

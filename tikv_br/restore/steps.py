@@ -190,7 +190,7 @@ def release_restore_lock(context: RestoreContext) -> bool:
 
 
 def or_notice(action: Callable[[RestoreContext], object]) -> Callable[[RestoreContext], None]:
-    """Report instead of raise a `ClusterError` of an action that a restore can do without: what it leaves ends by itself."""
+    """Wrap an optional action: a `ClusterError` is reported, not raised, because its effects expire."""
 
     def act(context: RestoreContext) -> None:
         try:
@@ -306,7 +306,7 @@ FIRST_CHANGE = "save the restore checkpoint"
 """The step before which nothing of the target changes."""
 
 SCATTER_SECONDS = 60.0
-"""How long to wait for new regions to spread; a restore works without, only slower."""
+"""Seconds to wait for new regions to spread; without it a restore is only slower."""
 
 
 def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
@@ -430,7 +430,7 @@ def check_target_beside_files(context: RestoreContext) -> None:
 
 
 def _holds_backup(context: RestoreContext) -> bool:
-    """Whether the target holds all rows that are wanted and no other, as after a restore killed after its last change.
+    """Return whether the target holds exactly the requested rows, as after a restore killed after its last change.
 
     The comparison ends at the first file that differs.
     """
@@ -513,7 +513,7 @@ def check_followers(context: RestoreContext) -> None:
 
 
 def report_followers(context: RestoreContext) -> None:
-    """Say that followers which an ingest would have to refuse get rows that are put, as those of any client."""
+    """Report that followers, because of which an ingest would be refused, get rows that are put."""
     if not _is_announced(context):
         return
     try:
@@ -526,7 +526,7 @@ def report_followers(context: RestoreContext) -> None:
 
 
 def _is_announced(context: RestoreContext) -> bool:
-    """Whether followers can exist: only API V2 has change feeds."""
+    """Return whether followers can exist: only API V2 has change feeds."""
     return context.backup.api_version is ApiVersion.V2 and bool(context.todo)
 
 
@@ -629,7 +629,7 @@ LEFT_TO_DO = (
 
 
 def flush_restored(context: RestoreContext) -> None:
-    """`flush_timestamps` after the ingest. If PD is gone, the error says that only this is missing."""
+    """Call `flush_timestamps` after the ingest. If PD does not answer, the error states that only this is missing."""
     try:
         flush_timestamps(context)
     except (ClusterUnreachable, RetryBudgetExhausted) as error:

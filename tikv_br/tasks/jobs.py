@@ -39,7 +39,7 @@ _NO_PYTHON = re.compile(r"Cannot run program \"([^\"]+)\".*?: (error=.*)")
 def spark_job(context: SparkContext, work: Callable[[], R]) -> Iterator[Future[R]]:
     """Run a job in a thread while the block runs; a block that raises cancels it and the Python workers in it.
 
-    The future raises `TaskFailed` if Spark gives up, and `SparkWorkerUnfit` if a worker cannot load the function.
+    The future raises `TaskFailed` if the job fails, and `SparkWorkerUnfit` if a worker cannot load the function.
     """
     from py4j.protocol import Py4JError
 

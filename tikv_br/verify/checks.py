@@ -43,16 +43,16 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """What all tasks that read files share. Picklable."""
+    """Parameters that all tasks that read files share. Picklable."""
 
     store: ObjectStore
     api_version: ApiVersion
     level: Level
-    """`Level.FILES` or `Level.DATA`."""
+    """Level of the check: `Level.FILES` or `Level.DATA`."""
     expiry_recorded: bool
-    """Whether the backup records the expiring rows of each file; tikv-br's backups do."""
+    """True if the backup records the expiring rows of each file; tikv-br's backups do."""
     is_increment: bool = False
-    """Whether files have tombstones, as those of incremental backups."""
+    """True if files have tombstones, as those of incremental backups."""
 
 
 def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
@@ -163,7 +163,7 @@ class CompareTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompareJob:
-    """What all tasks of a comparison share. Picklable."""
+    """Parameters that all tasks of a comparison share. Picklable."""
 
     cluster: ClusterConfig
     store: ObjectStore

@@ -43,7 +43,7 @@ class Subset:
 
     @property
     def is_all(self) -> bool:
-        """Whether all files are chosen."""
+        """Return whether all files are chosen."""
         return self.share == 1 and self.parts == 1
 
     def choose(self, files: Sequence[FileEntry], seed: int) -> list[FileEntry]:
@@ -60,7 +60,7 @@ class Subset:
 
 
 class Level(enum.StrEnum):
-    """How thoroughly to verify. `FILES` includes `META`, `DATA` includes `FILES`; `RESTORE` is `META` and the cluster."""
+    """Level of verification. `FILES` includes `META`, `DATA` includes `FILES`; `RESTORE` is `META` and the cluster."""
 
     META = "meta"
     """The backup's records, and a listing: every object exists with the recorded size."""
@@ -73,7 +73,7 @@ class Level(enum.StrEnum):
 
 
 class Executor(enum.StrEnum):
-    """Where tasks run."""
+    """Executor of the tasks."""
 
     AUTO = "auto"
     """Threads on this machine, or Spark if there is much to read."""

@@ -46,7 +46,7 @@ class RowSums:
 
     @property
     def expiry(self) -> Expiry:
-        """In the form that the backup records."""
+        """Return the expiry in the form that the backup records."""
         if not self.expiries:
             return Expiry()
         sums = self.expiring
@@ -93,7 +93,7 @@ class SummingReader(SstReader):
         self._newest = LiveFilter(now=0)
 
     def batches(self, max_rows: int = 65_536, start: bytes = b"", end: bytes = b"") -> Iterator[pa.RecordBatch]:
-        """As `SstReader.batches`; raises `FormatError` also for keys of another keyspace."""
+        """Yield rows as `SstReader.batches`; raises `FormatError` also for keys of another keyspace."""
         for rows in super().batches(max_rows, start, end):
             yield rows
             records = from_storage(rows, self._codec)

@@ -1,4 +1,4 @@
-"""The HTTP side of a process: an address, a server, the paths of its status, and its metrics. Operations say what is shown.
+"""The HTTP side of a process: an address, a server, the paths of its status, and its metrics. Operations supply the content.
 
 Modules, in reading order:
 

@@ -17,7 +17,7 @@ from tikv_br.web import metrics
 from tikv_br.web.server import JSON, TEXT, HttpRequest, HttpResponse, is_bearer
 
 NO_KEY = SecretText()
-"""No key is required."""
+"""Key that allows everyone."""
 # The page loads nothing from other sites, and no other site may frame it.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
