@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tikv_br.formats.sst.check import SstFacts, check_structure
     from tikv_br.formats.sst.compression import Compression
-    from tikv_br.formats.sst.reader import InternalRow, SstReader
+    from tikv_br.formats.sst.reader import SstReader
     from tikv_br.formats.sst.row_check import check_rows
     from tikv_br.formats.sst.source import MemorySource, RandomAccess
     from tikv_br.formats.sst.table import Table, tail_extent
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Compression": "compression",
-    "InternalRow": "reader",
     "MemorySource": "source",
     "RandomAccess": "source",
     "SstFacts": "check",
@@ -43,7 +42,6 @@ _MODULES = {
 
 __all__ = [
     "Compression",
-    "InternalRow",
     "MemorySource",
     "RandomAccess",
     "SstFacts",

@@ -26,16 +26,7 @@ _LEAST_BYTES = 64 << 10
 _ROW_BYTES = 1 << 10
 _BATCH_BYTES = 8 << 20
 """Bytes of keys and of values in a batch, unless a row is larger."""
-
-
-@dataclass(frozen=True, slots=True)
-class InternalRow:
-    """A row as the storage engine sees it. Type 1 is a put; 0, 2, 7 and others are what `SstReader.batches` refuses."""
-
-    key: bytes
-    value: bytes
-    sequence: int
-    type: int
+_NO_TRAILERS = np.empty(0, np.int64)
 
 
 class SstReader:
@@ -78,26 +69,13 @@ class SstReader:
         index = self.table.index
         last = bisect_left(index.separators, end) if end else len(index.handles)
         handles = index.handles[bisect_left(index.separators, start) : last + 1]
-        for rows in self._columns(handles, max_rows, with_trailers=False):
+        for rows in self._columns(handles, max_rows):
             yield rows.batch()
 
-    def internal_rows(self) -> Iterator[InternalRow]:
-        """All rows of any type with sequence numbers, the global one applied: for tests and inspection."""
-        for rows in self._columns(self.table.index.handles, 1024, with_trailers=True):
-            batch = rows.batch()
-            for key, value, trailer in zip(batch["key"], batch["value"], rows.trailers.tolist(), strict=False):
-                sequence = self.table.global_seqno or (trailer & 0xFFFFFFFFFFFFFFFF) >> 8
-                yield InternalRow(key.as_py(), value.as_py(), sequence, trailer & 0xFF)
-
-    def _columns(self, handles: list[BlockHandle], max_rows: int, *, with_trailers: bool) -> Iterator[_Columns]:
+    def _columns(self, handles: list[BlockHandle], max_rows: int) -> Iterator[_Columns]:
         if max_rows < 1:
             raise ValueError("a batch takes at least one row")
-        room = _Room(
-            max_rows,
-            self._room(names.RAW_KEY_SIZE, max_rows),
-            self._room(names.RAW_VALUE_SIZE, max_rows),
-            max_rows * with_trailers,
-        )
+        room = _Room(max_rows, self._room(names.RAW_KEY_SIZE, max_rows), self._room(names.RAW_VALUE_SIZE, max_rows))
         rows = _Columns(room)
         cursor = _Cursor()
         for block in self._blocks(handles):
@@ -130,12 +108,11 @@ class _Room:
     rows: int
     key_bytes: int
     value_bytes: int
-    trailers: int
 
     def fitting(self, cursor: _Cursor) -> _Room:
         """Room for at least the row at which the cursor stopped."""
         key_bytes, value_bytes = cursor.need
-        return _Room(self.rows, max(self.key_bytes, key_bytes), max(self.value_bytes, value_bytes), self.trailers)
+        return _Room(self.rows, max(self.key_bytes, key_bytes), max(self.value_bytes, value_bytes))
 
 
 class _Columns:
@@ -148,7 +125,6 @@ class _Columns:
         # Arrow's pool hands out the memory of batches that are gone; malloc would map fresh pages for each.
         self.keys = np.frombuffer(pa.allocate_buffer(room.key_bytes + decode.SLACK), np.uint8)
         self.values = np.frombuffer(pa.allocate_buffer(room.value_bytes), np.uint8)
-        self.trailers = np.empty(room.trailers, np.int64)
         self.count = 0
 
     def batch(self) -> pa.RecordBatch:
@@ -193,7 +169,7 @@ class _Cursor:
             rows.keys,
             rows.value_offsets,
             rows.values,
-            rows.trailers,
+            _NO_TRAILERS,
         )
         rows.count = int(fields[decode.ROWS])
         if result == decode.DAMAGED:

@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 
 from tests.fuzzing.target import Target
+from tests.support.internal_rows import internal_rows
 from tests.unit.formats_sst.tables import Row, hand_made, storage_rows, table_options, write, write_by_rocksdb
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import FormatError
@@ -107,7 +108,7 @@ def read(data: bytes) -> str:
         check_rows(SstReader(source), ApiVersion.V2)
     except FormatError as error:
         with contextlib.suppress(FormatError):
-            collections.deque(SstReader(source).internal_rows(), maxlen=0)
+            collections.deque(internal_rows(SstReader(source)), maxlen=0)
         return type(error).__name__
     return "read"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import zstandard
 
+from tests.support.internal_rows import internal_rows
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.sst import MemorySource, SstReader, Table, check_rows, check_structure, tail_extent
@@ -54,7 +55,7 @@ def test_rows_equal_dumps(golden: Path) -> None:
             for row in _jsonl(golden / "sst" / dump["dump"])
         ]
         reader = SstReader(MemorySource(data))
-        assert [(row.key, row.value, row.sequence, row.type) for row in reader.internal_rows()] == printed
+        assert [(row.key, row.value, row.sequence, row.type) for row in internal_rows(reader)] == printed
         batches = list(reader.batches(max_rows=50))
         assert [key for batch in batches for key in batch["key"].to_pylist()] == [row[0] for row in printed]
         assert [value for batch in batches for value in batch["value"].to_pylist()] == [row[1] for row in printed]

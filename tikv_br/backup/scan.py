@@ -35,14 +35,6 @@ MAX_PARALLEL_SCANS = 4
 ScanPart = Callable[[KeyRange], Iterator[RawPage]]
 
 
-@dataclass(frozen=True, slots=True)
-class RemainingRange:
-    """The rest of a range, and the number of scans that should copy it in parallel."""
-
-    part: KeyRange
-    parallel: int
-
-
 class ScanProbe:
     """Measures at the start of a task how much of its time it waits for pages, leaving out the small first ones."""
 
@@ -77,25 +69,24 @@ class RangeScan:
     dropped_ttls: int = 0
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
 
-    def copy(self, *, probe: bool, failed: threading.Event | None = None) -> RemainingRange | None:
-        """Copy the range. With ``probe``, stop as soon as parallel scans would be faster, and return the remaining range.
+    def copy(self, *, probe: bool, failed: threading.Event | None = None) -> tuple[KeyRange, int] | None:
+        """Copy the range. With ``probe``, stop as soon as parallel scans would be faster; return the remaining range and their number.
 
         Ends early if ``failed`` is set.
         """
         pages = Prefetcher(self.scan(self.part))
         scan_probe = ScanProbe(pages) if probe else None
-        rest = None
+        parallel, page = 0, None
         for page in pages:
             self._copy_page(page)
             if failed and failed.is_set():
                 break
-            if scan_probe and not rest and (parallel := scan_probe.parallel_scans(self.source.total_bytes)) > 1:
-                pages.stop()
-                rest = RemainingRange(self.part, parallel)
-            if rest:
-                rest = RemainingRange(KeyRange(page.last_key + b"\0", self.part.end), rest.parallel)
+            if scan_probe and parallel < 2:
+                parallel = scan_probe.parallel_scans(self.source.total_bytes)
+                if parallel > 1:
+                    pages.stop()  # after the page in progress
         self.seconds.scan += pages.seconds
-        return rest
+        return (KeyRange(page.last_key + b"\0", self.part.end), parallel) if page and parallel > 1 else None
 
     def narrow(self, part: KeyRange) -> None:
         """Continue with this part of the range only."""
@@ -189,18 +180,18 @@ class _Attempt:
         try:
             rest = self._add_scan(raw, converter, self.interval).copy(probe=not self.job.rate_limit)
             if rest is not None:
-                self._copy_rest(raw, converter, rest)
+                self._copy_rest(raw, converter, *rest)
             return self._finish()
         except BaseException:
             for scan in self.scans:
                 scan.files.abandon()
             raise
 
-    def _copy_rest(self, raw: RawClient, converter: Converter, rest: RemainingRange) -> None:
+    def _copy_rest(self, raw: RawClient, converter: Converter, rest: KeyRange, parallel: int) -> None:
         """Continue with the first scan and, if the rest has enough regions, with further ones in parallel."""
-        codec, part = converter.source, rest.part
-        regions = self.cluster.pd.scan_regions(codec.bound(part.start), codec.bound(part.end))
-        parts = split_range(part, [cut_at(region.start, codec) for region in regions], rest.parallel)
+        codec = converter.source
+        regions = self.cluster.pd.scan_regions(codec.bound(rest.start), codec.bound(rest.end))
+        parts = split_range(rest, [cut_at(region.start, codec) for region in regions], parallel)
         self.scans[0].narrow(parts[0])
         for part in parts[1:]:
             self._add_scan(raw, converter, part)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import rocksdict
 
+from tests.support.internal_rows import internal_rows
 from tests.unit.formats_sst.tables import (
     CHECKSUMS,
     COMPRESSIONS,
@@ -152,7 +153,7 @@ def flushed(folder: Path, *, compression: str = "none") -> bytes:
 def test_rows_that_are_no_puts(tmp_path: Path) -> None:
     """Sequence numbers and types of a database's own table are shown; its deletions are refused as rows to restore."""
     reader = SstReader(MemorySource(flushed(tmp_path)))
-    assert [(row.key, row.value, row.sequence, row.type) for row in reader.internal_rows()] == [
+    assert [(row.key, row.value, row.sequence, row.type) for row in internal_rows(reader)] == [
         (b"za", b"2", 2, 1),
         (b"za", b"1", 1, 1),
         (b"zb", b"3", 3, 1),
@@ -194,7 +195,7 @@ def test_global_sequence_number(tmp_path: Path, version: int) -> None:
     (start,) = (start for name, start, _ in extents(block) if name == GLOBAL_SEQNO.encode())
     struct.pack_into("<Q", data, handle.offset + start, 77)
     reader = SstReader(MemorySource(bytes(data)))
-    assert {row.sequence for row in reader.internal_rows()} == {77}
+    assert {row.sequence for row in internal_rows(reader)} == {77}
     assert read(bytes(data)) == rows
     data[handle.offset + start + 8] ^= 1
     with pytest.raises(DamagedBytes):
