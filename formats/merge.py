@@ -21,7 +21,7 @@ def rows_at(runs: Sequence[Iterable[pa.RecordBatch]], ts: int, now: int) -> Iter
     yields batches of `SCHEMA` by ascending key, the versions of a key in any order. Runs may overlap and repeat rows.
     One batch per run is in memory at a time, more where a single key fills several.
     """
-    heads = [_Run(run) for run in runs]
+    heads = [SortedRun(run) for run in runs]
     while True:
         heads = [head for head in heads if head.fill()]
         if not heads:
@@ -54,7 +54,7 @@ def newest_versions(batches: Iterable[pa.RecordBatch], ts: int, buffer_bytes: in
     return _newest([merged, *buffer], ts)
 
 
-class _Run:
+class SortedRun:
     """The front of a run: the rows read and not yet taken."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:

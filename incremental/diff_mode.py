@@ -190,7 +190,7 @@ class DiffMode:
         if self._sides is None:
             context = DiffContext(self._options.diff, clusters=self._clusters)
             find_sides(context)
-            self._options.check_target(context.b.api_version)
+            self._options.check_target(context.b.codec.api_version)
             self._clusters.get(context.b.config).notice_without(WRITE_DEADLINE)
             self._sides = context
         if not isinstance(self._sides.a, ClusterPlace):

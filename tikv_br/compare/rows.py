@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.formats import columns
 from tikv_br.formats.checksum import Checksum, checksum
-from tikv_br.formats.columns import SCHEMA, Flags
+from tikv_br.formats.columns import Flags
+from tikv_br.formats.merge import SortedRun
 
 SOON_SECONDS = 60
 """A row of a backup that expires within this time may be gone from the cluster before it is compared."""
@@ -103,46 +104,10 @@ def lockstep(
     a: Iterable[pa.RecordBatch], b: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """Batches of both sides cut so that each pair covers the same stretch of keys; holds a batch of each."""
-    one, other = _Cursor(a), _Cursor(b)
-    while one.fill() | other.fill():
-        lasts = [cursor.last for cursor in (one, other) if cursor.rest.num_rows]
-        bound = min(lasts)
+    one, other = SortedRun(a), SortedRun(b)
+    while filled := [run for run in (one, other) if run.fill()]:
+        bound = min(run.last_key for run in filled) + b"\0"
         yield one.take(bound), other.take(bound)
-
-
-class _Cursor:
-    """The rows of one side that are not compared yet."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._batches = iter(batches)
-        self.rest = empty()
-
-    @property
-    def last(self) -> bytes:
-        key: bytes = self.rest["key"][-1].as_py()
-        return key
-
-    def fill(self) -> bool:
-        """Have rows, if there are any left."""
-        while not self.rest.num_rows:
-            batch = next(self._batches, None)
-            if batch is None:
-                return False
-            self.rest = batch
-        return True
-
-    def take(self, bound: bytes) -> pa.RecordBatch:
-        """The rows up to and with a key."""
-        if not self.rest.num_rows:
-            return self.rest
-        size = pc.sum(pc.less_equal(self.rest["key"], pa.scalar(bound, pa.large_binary()))).as_py()
-        taken, self.rest = self.rest.slice(0, size), self.rest.slice(size)
-        return taken
-
-
-def empty() -> pa.RecordBatch:
-    """No rows."""
-    return pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
 def _filtered(rows: pa.RecordBatch, wanted: Flags) -> pa.RecordBatch:

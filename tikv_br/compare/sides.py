@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 TTL_THREADS = 8
 MAX_EXPIRY = (1 << 64) - 1
 CHUNK_ROWS = 65_536
-CHUNK_BYTES = 16 << 20
-"""Approximate size of the chunks in memory."""
+CHUNK_BYTES = 8 << 20
+"""Approximate size of the chunks in memory, which is that of a batch of a file."""
 
 
 class ClusterSide:
@@ -86,16 +86,12 @@ class ClusterSide:
 
     def pages(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
         """The rows of a range, with user keys: batches of ``SCHEMA``."""
-        import pyarrow.compute as pc
-
         from tikv_br.formats import columns
 
-        prefix = len(self.codec.prefix)
         for page in self.raw.scan_pages(*self.codec.rpc_range(span.start, span.end)):
             self._meter.scans += 1
             self._meter.scanned_bytes += page.keys.nbytes + page.values.nbytes
-            keys = pc.binary_replace_slice(page.keys, 0, prefix, b"") if prefix else page.keys
-            yield columns.records(keys, page.values)
+            yield columns.records(columns.user_keys(page.keys, self.codec), page.values)
 
     def values(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """Read keys again."""
@@ -258,18 +254,19 @@ def row_chunks(batches: Iterable[pa.RecordBatch], span: KeyRange) -> Iterator[tu
     for batch in batches:
         held.append(batch)
         if sum(part.num_rows for part in held) >= CHUNK_ROWS or sum(part.nbytes for part in held) >= CHUNK_BYTES:
-            rows, held = _concatenate(held), []
-            end = rows["key"][-1].as_py() + b"\0"
-            yield rows, KeyRange(cursor, end)
-            cursor = end
+            end = batch["key"][-1].as_py() + b"\0"
+            yield _concatenate(held), KeyRange(cursor, end)
+            held, cursor = [], end
     if not span.end or cursor < span.end:
         yield _concatenate(held), KeyRange(cursor, span.end)
 
 
 def _concatenate(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows in one batch, without a copy of a single one."""
     import pyarrow as pa
 
-    from tikv_br.compare.rows import empty
+    from tikv_br.formats.columns import SCHEMA
 
-    filled = [batch for batch in batches if batch.num_rows]
-    return pa.concat_batches(filled) if filled else empty()
+    if not batches:
+        return pa.RecordBatch.from_pylist([], SCHEMA)
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

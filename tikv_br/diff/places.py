@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
@@ -30,17 +30,11 @@ class ClusterPlace:
     """A keyspace of a cluster. Picklable."""
 
     config: ClusterConfig
-    api_version: ApiVersion
-    keyspace_id: int
-
-    @property
-    def codec(self) -> KeyCodec:
-        """Codec of the keys."""
-        return KeyCodec(self.api_version, self.keyspace_id)
+    codec: KeyCodec
 
     def side(self, clusters: ClusterPool, meter: Meter) -> ClusterSide:
-        """Open the place as a side of a comparison."""
-        return ClusterSide(clusters.get(self.config).raw(self.keyspace_id), meter)
+        """Connect to it; ``meter`` counts the requests."""
+        return ClusterSide(clusters.get(self.config).raw(self.codec.keyspace_id), meter)
 
     def __str__(self) -> str:
         return f"cluster {','.join(self.config.pd)} (API {_label(self.codec)})"
@@ -51,19 +45,10 @@ class BackupPlace:
     """A keyspace of a backup. Picklable."""
 
     store: ObjectStore
-    api_version: ApiVersion
-    keyspace_id: int
-
-    @property
-    def codec(self) -> KeyCodec:
-        """Codec of the keys."""
-        return KeyCodec(self.api_version, self.keyspace_id)
+    codec: KeyCodec
 
     def __str__(self) -> str:
         return f"backup {self.store.location} (API {_label(self.codec)})"
-
-
-Place = TypeVar("Place", ClusterPlace, BackupPlace)
 
 
 class Unit(NamedTuple):
@@ -83,7 +68,7 @@ def find_cluster(clusters: ClusterPool, choice: ClusterChoice, flag: str, report
     info = cluster.info(reporter)
     cluster.require(versions.CHECKSUMS)
     keyspace_id = cluster.pd.keyspace_id(choice.keyspace)
-    return _with_valid_keyspace(ClusterPlace(choice.config, info.api_version, keyspace_id), flag)
+    return ClusterPlace(choice.config, _codec(info.api_version, keyspace_id, flag))
 
 
 def find_backup(choice: BackupChoice) -> tuple[BackupPlace, BackupSet]:
@@ -98,15 +83,14 @@ def find_backup(choice: BackupChoice) -> tuple[BackupPlace, BackupSet]:
             f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
         )
     keyspace_id = int(choice.keyspace) if choice.keyspace else ids[0]
-    return _with_valid_keyspace(BackupPlace(backup.store, backup.api_version, keyspace_id), "--keyspace"), backup
+    return BackupPlace(backup.store, _codec(backup.api_version, keyspace_id, "--keyspace")), backup
 
 
-def _with_valid_keyspace(place: Place, flag: str) -> Place:
+def _codec(api_version: ApiVersion, keyspace_id: int, flag: str) -> KeyCodec:
     try:
-        _ = place.codec
+        return KeyCodec(api_version, keyspace_id)
     except UnsupportedFormat as error:
         raise UsageError(f"{flag}: {error}") from None
-    return place
 
 
 def _label(codec: KeyCodec) -> str:

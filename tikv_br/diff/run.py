@@ -56,12 +56,15 @@ def find_sides(context: DiffContext) -> None:
         context.a, context.backup = find_backup(options.a)
     else:
         context.a = find_cluster(context.clusters, options.a, "--keyspace", context.reporter)
-    same = str(context.a.keyspace_id or "")
+    same = str(context.a.codec.keyspace_id or "")
     other = replace(options.b, keyspace=options.b.keyspace or same)
     context.b = find_cluster(context.clusters, other, "--other-keyspace", context.reporter)
     if isinstance(context.a, ClusterPlace):
         clusters = [context.clusters.get(place.config) for place in (context.a, context.b)]
-        if context.a.keyspace_id == context.b.keyspace_id and clusters[0].cluster_id == clusters[1].cluster_id:
+        if (
+            context.a.codec.keyspace_id == context.b.codec.keyspace_id
+            and clusters[0].cluster_id == clusters[1].cluster_id
+        ):
             raise UsageError("both sides are the same keyspace of the same cluster")
     context.reporter(Notice(f"A: {context.a}"))
     context.reporter(Notice(f"B: {context.b}"))
@@ -101,7 +104,7 @@ def look_for_rows(context: DiffContext) -> None:
         and not found.sums.total_kvs + found.counts.total + found.counts.expiring
     ):
         span = KeyRange(*context.a.codec.rpc_range(options.start, options.end))
-        raise NothingMatched(f"neither side has a row {describe_ranges(context.a.api_version, [span])}")
+        raise NothingMatched(f"neither side has a row {describe_ranges(context.a.codec.api_version, [span])}")
 
 
 def repair_differences(context: DiffContext) -> None:
@@ -222,8 +225,8 @@ def _summary(context: DiffContext, seconds: float, timings: dict[str, float]) ->
     return DiffSummary(
         a=str(context.a),
         b=str(context.b),
-        api_version=context.a.api_version.label,
-        other_api_version=context.b.api_version.label,
+        api_version=context.a.codec.api_version.label,
+        other_api_version=context.b.codec.api_version.label,
         ranges=len(context.units),
         rows=found.sums.total_kvs,
         bytes=found.sums.total_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind, content_damage, verify_file_identity
@@ -151,16 +151,6 @@ def _sum_parquet(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
     return sum_records(ParquetReader(data).records(), file, codec)
 
 
-class CompareTask(NamedTuple):
-    """One task of a comparison with a cluster: the range of a file, or a range without rows in the backup."""
-
-    span: KeyRange
-    file: FileEntry | None
-
-    def __str__(self) -> str:
-        return f"cluster {self.span}" if self.file is None else self.file.name
-
-
 @dataclass(frozen=True, slots=True)
 class CompareJob:
     """Parameters that all tasks of a comparison share. Picklable."""
@@ -171,19 +161,24 @@ class CompareJob:
     expiry_recorded: bool
 
 
-def compare_range(job: CompareJob, task: CompareTask, context: TaskContext) -> Report:
-    """Compare one range of the cluster with the backup."""
+def name_of(task: FilePart | KeyRange) -> str:
+    """The object of findings: a file, or a range without rows in the backup."""
+    return str(task) if isinstance(task, FilePart) else f"cluster {task}"
+
+
+def compare_with_cluster(job: CompareJob, task: FilePart | KeyRange, context: TaskContext) -> Report:
+    """Compare a file, or a range without rows in the backup, with the cluster."""
     cluster = context.shared(ClusterPool).get(job.cluster)
     comparison = BackupComparison(cluster, job.store, job.api_version, expiry_recorded=job.expiry_recorded)
     try:
-        if task.file is None:
-            equal, difference = Checksum(), comparison.compare_empty(task.span)
+        if isinstance(task, FilePart):
+            equal, difference = comparison.compare(task)
         else:
-            equal, difference = comparison.compare(FilePart(task.file, task.span))
+            equal, difference = Checksum(), comparison.compare_empty(task)
     except BackupDamaged as error:
-        return Report((Finding(str(task), error.message, Level.DATA),))
+        return Report((Finding(name_of(task), error.message, Level.DATA),))
     except StorageObjectMissing:
-        return Report((Finding(str(task), "was removed during the check", Level.FILES),))
+        return Report((Finding(name_of(task), "was removed during the check", Level.FILES),))
     context.report(data_bytes=equal.total_bytes, keys=equal.total_kvs)
-    findings = (Finding(str(task), difference, Level.RESTORE),) if difference else ()
+    findings = (Finding(name_of(task), difference, Level.RESTORE),) if difference else ()
     return Report(findings, rows=equal.total_kvs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tikv_br.backupset.files import Expiry, FileEntry
+from tikv_br.dataflow.convert import expiry_of, join_expiry
 from tikv_br.formats import columns
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.errors import DamagedBytes
@@ -25,10 +26,8 @@ class RowSums:
     """All rows. In an intact full backup each was live when it was written."""
     live: Checksum = field(default_factory=Checksum)
     """Newest version of each key, except tombstones; expired or not."""
-    expiring: Checksum = field(default_factory=Checksum)
+    expiry: Expiry = field(default_factory=Expiry)
     """Live rows with an expiry."""
-    expiries: list[int] = field(default_factory=list)
-    """Earliest and latest expiry of each batch."""
     timestamps: list[int] = field(default_factory=list)
     """Smallest and largest timestamp of each batch."""
 
@@ -38,19 +37,8 @@ class RowSums:
         self.live += checksum(alive["key"], alive["value"], prefix)
         ts = columns.numbers(records["ts"])
         self.timestamps += int(ts.min()), int(ts.max())
-        expire_ts = columns.numbers(alive["expire_ts"])
-        if expire_ts.any():
-            mask = pa.array(expire_ts != 0)
-            self.expiring += checksum(alive["key"].filter(mask), alive["value"].filter(mask), prefix)
-            self.expiries += int(expire_ts[expire_ts != 0].min()), int(expire_ts.max())
-
-    @property
-    def expiry(self) -> Expiry:
-        """Return the expiry in the form that the backup records."""
-        if not self.expiries:
-            return Expiry()
-        sums = self.expiring
-        return Expiry(sums.total_kvs, sums.total_bytes, sums.crc64xor, min(self.expiries), max(self.expiries))
+        expiry = expiry_of(alive["key"], alive["value"], columns.numbers(alive["expire_ts"]), prefix)
+        self.expiry = join_expiry(self.expiry, expiry)
 
     def against(
         self, file: FileEntry, *, with_ts: bool, with_expiry: bool, is_increment: bool

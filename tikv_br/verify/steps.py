@@ -16,6 +16,7 @@ from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.compare.files import FilePart
 from tikv_br.errors import (
     BackupDamaged,
     BackupSetError,
@@ -25,14 +26,14 @@ from tikv_br.errors import (
     StorageObjectMissing,
     UsageError,
 )
-from tikv_br.formats.keys.ranges import KeyRange, gaps
+from tikv_br.formats.keys.ranges import KeyRange, subtract
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, run_tasks
 from tikv_br.tasks.session import check_settings
-from tikv_br.verify.checks import CompareJob, CompareTask, FileJob, Report, check_file, compare_range
+from tikv_br.verify.checks import CompareJob, FileJob, Report, check_file, compare_with_cluster, name_of
 from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
 
 SPARK_BYTES = 16 << 30
@@ -51,13 +52,10 @@ def check_options(options: VerifyOptions) -> None:
 
 def compare_tasks(
     ranges: Sequence[KeyRange], files: Sequence[FileEntry], chosen: Sequence[FileEntry]
-) -> list[CompareTask]:
-    """The ranges to compare: those of the chosen files and, if all files are chosen, those without a file."""
-    found = [CompareTask(file.key_range, file) for file in chosen]
-    if len(chosen) == len(files):
-        spans = [file.key_range for file in files]
-        found += [CompareTask(gap, None) for whole in ranges for gap in gaps(whole, spans)]
-    return found
+) -> list[FilePart | KeyRange]:
+    """What to compare: the chosen files and, if all files are chosen, the ranges without a file."""
+    found = [FilePart(file, file.key_range) for file in chosen]
+    return [*found, *subtract(ranges, [file.key_range for file in files])] if len(chosen) == len(files) else [*found]
 
 
 def choose_executor(options: VerifyOptions, work_bytes: int) -> ExecutorOptions:
@@ -290,10 +288,10 @@ def compare(context: VerifyContext) -> None:
     context.executor = where.executor
     context.session_seconds = run_tasks(
         tasks,
-        partial(compare_range, job),
+        partial(compare_with_cluster, job),
         options=where,
         on_result=context.add_report,
-        name_of=str,
+        name_of=name_of,
         reporter=context.reporter,
         shared=[context.clusters],
     )

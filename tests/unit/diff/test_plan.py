@@ -87,9 +87,9 @@ def test_ranges_of_a_repair_go_to_their_units() -> None:
 
 def test_everything_that_travels_to_spark_pickles() -> None:
     """Jobs, tasks and reports come back as they were; a store comes back as its place."""
-    cluster = ClusterPlace(ClusterConfig(pd=("pd:2379",)), ApiVersion.V2, 7)
+    cluster = ClusterPlace(ClusterConfig(pd=("pd:2379",)), KeyCodec(ApiVersion.V2, 7))
     store = LocalObjectStore(StorageLocation("local", "/backups"))
-    job = RepairJob(DiffJob(BackupPlace(store, ApiVersion.V1, 0), cluster, 20, exact=True), delete=True)
+    job = RepairJob(DiffJob(BackupPlace(store, V1), cluster, 20, exact=True), delete=True)
     back = pickle.loads(pickle.dumps(job))
     assert back.diff.b == cluster
     assert (back.delete, back.diff.exact, back.diff.a.store.location) == (True, True, store.location)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tikv_br.backupset.files import FileEntry
+from tikv_br.compare.files import FilePart
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.url import parse
-from tikv_br.verify.checks import CompareTask
 from tikv_br.verify.options import Executor, Level, Subset, VerifyOptions
 from tikv_br.verify.steps import SPARK_BYTES, check_options, choose_executor, compare_tasks
 
@@ -26,18 +26,14 @@ def test_every_key_of_the_ranges_is_asked_for_once() -> None:
     """Files and the holes between them make up the ranges: a row where the backup has none is a difference, too."""
     files = [file(b"b", b"c"), file(b"d", b"")]
     found = compare_tasks([KeyRange(b"", b"")], files, files)
-    assert [(task.span, task.file) for task in found] == [
-        (KeyRange(b"b", b"c"), files[0]),
-        (KeyRange(b"d", b""), files[1]),
-        (KeyRange(b"", b"b"), None),
-        (KeyRange(b"c", b"d"), None),
-    ]
+    parts = [FilePart(file, file.key_range) for file in files]
+    assert found == [*parts, KeyRange(b"", b"b"), KeyRange(b"c", b"d")]
 
 
 def test_a_subset_asks_for_its_files_only() -> None:
     """Files outside the subset are no hole."""
     files = [file(b"b", b"c"), file(b"d", b"")]
-    assert compare_tasks([KeyRange(b"", b"")], files, files[:1]) == [CompareTask(files[0].key_range, files[0])]
+    assert compare_tasks([KeyRange(b"", b"")], files, files[:1]) == [FilePart(files[0], files[0].key_range)]
 
 
 @pytest.mark.parametrize(
