@@ -104,7 +104,8 @@ class LiveFilter:
     tombstone or has expired (an expiry equal to `now` is over). Rows must come by ascending key, newest version first.
     """
 
-    def __init__(self, now: int) -> None:
+    def __init__(self, now: int = 0) -> None:
+        """0 = keep expired rows as well."""
         self._now = np.uint64(now)
         self._order = RowOrder()
 

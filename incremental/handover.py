@@ -48,14 +48,14 @@ BACKUP_SERVICES = (backup_service_id(""), "br-")
 
 @dataclass(frozen=True, slots=True)
 class FromBackup:
-    """After the backup that the target was restored from."""
+    """Start after the backup that the target was restored from."""
 
     storage: StorageLocation
 
 
 @dataclass(frozen=True, slots=True)
 class FromTs:
-    """After a timestamp of PD: all writes acknowledged since PD issued it, and some of the seconds before."""
+    """Start after a timestamp of PD: all writes acknowledged since PD issued it, and some of the seconds before."""
 
     ts: int
 

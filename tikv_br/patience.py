@@ -10,7 +10,7 @@ from tikv_br.errors import TikvBrError
 
 
 class Patience:
-    """Since when something fails, and for how long it may. Written by one thread, read by any."""
+    """Start and permitted duration of failures. Written by one thread, read by any."""
 
     def __init__(
         self,

@@ -108,7 +108,7 @@ GAP_SECONDS = 40.0
 
 
 class Outage:
-    """Since when a server has not answered, shared by all calls to it. Thread-safe.
+    """Silence of a server, shared by all calls to it. Thread-safe.
 
     It begins with the first failure and ends with the next answer to anybody; an outage of `REPORT_SECONDS` is logged, and its end.
     """

@@ -277,7 +277,7 @@ _HALF = U64(32)
 
 @njit(forceinline=True)
 def _word(data: Bytes, at: int, stop: int) -> np.uint64:
-    """Up to 8 bytes from `at`, big endian, with zeros for what lies at `stop` and after."""
+    """Return up to 8 bytes from `at`, big endian, with zeros for what lies at `stop` and after."""
     if stop - at >= WORD:
         return get_u64(data, at)
     number = U64(0)

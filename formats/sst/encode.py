@@ -270,7 +270,7 @@ class PageEncoding(NamedTuple):
     """
 
     source_prefix: np.uint64
-    """Before every key of the page; left out."""
+    """Prefix of every key of the page, which is left out."""
     source_prefix_size: int
     memcomparable: bool
     """True if keys are encoded as in V2: with a prefix, in groups, followed by the timestamp."""
@@ -290,7 +290,7 @@ def largest_key(size: Int) -> Int:
 
 @njit(forceinline=True)
 def _word(at: Int, size: Int) -> np.uint64:
-    """Up to 8 bytes at an address as a number, the first one lowest."""
+    """Return up to 8 bytes at an address as a number, the first one lowest."""
     word = np.uint64(0)
     for index in range(size):
         word |= np.uint64(load_byte(at + index)) << np.uint64(8 * index)

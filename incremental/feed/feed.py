@@ -129,7 +129,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Between these timestamps stores ingested rows of `span` that keep older timestamps: no feed delivers them."""
+    """Notice that between two timestamps stores ingested rows of `span` with older ones: no feed delivers them."""
 
     span: KeyRange
     """Range of RPC keys."""

@@ -138,7 +138,7 @@ class TopicFeed:
             number: _Partition(start.offset, start.end, start.record.applied_ts) for number, start in starts.items()
         }
         self.start_ts = self.resolved_ts = min(each.resolved_ts for each in self._partitions.values())
-        """Up to this, every partition is complete."""
+        """Timestamp up to which every partition is complete."""
         self.messages = 0
         """Messages read so far."""
         self.changes = 0
@@ -174,7 +174,7 @@ class TopicFeed:
         return found
 
     def complete_up_to(self, applied_ts: int) -> int:
-        """Up to which ts later events are repeats if the sink has everything up to `applied_ts`."""
+        """Return the ts up to which later events are repeats if the sink has everything up to `applied_ts`."""
         # In order of arrival, another partition may still get an older change.
         return 0 if self.as_it_arrives else applied_ts
 
@@ -193,7 +193,7 @@ class TopicFeed:
                 raise damage
 
     def _complete_ts(self) -> int:
-        """Up to which ts changes may be applied. Raises `TopicUnresolved`."""
+        """Return the ts up to which changes may be applied. Raises `TopicUnresolved`."""
         if not self.as_it_arrives and self._has_no_resolved():
             if self._until_ts is not None:
                 raise TopicUnresolved(

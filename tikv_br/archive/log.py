@@ -310,7 +310,7 @@ class _Coverage:
 
     @property
     def end_ts(self) -> int:
-        """Up to where every key is covered."""
+        """Lowest ts up to which every key is covered."""
         return min([gap.from_ts for gap in self.gaps] + [reached for _, reached in self._pieces], default=self.after_ts)
 
     def gaps_until(self, ts: int) -> list[LogGap]:

@@ -89,7 +89,7 @@ class SegmentName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InexactPeriod:
-    """Between two timestamps older versions of keys may be missing: the feed was interrupted, and then delivers the newest only.
+    """Keys and times with possibly missing versions: the feed was interrupted, and then delivers the newest only.
 
     The state of the keys at `from_ts` and before, and at `to_ts` and later, is complete.
     """
@@ -122,7 +122,7 @@ def merge_periods(periods: Iterable[InexactPeriod]) -> tuple[InexactPeriod, ...]
 
 @dataclass(frozen=True, slots=True)
 class MissedIngest:
-    """Between two timestamps rows of a span came by an ingest that keeps older timestamps: no segment has them."""
+    """Times and span of rows ingested with older timestamps: no segment has them."""
 
     start: bytes
     """RPC keys, as in `span`."""

@@ -118,9 +118,9 @@ class LogWriter:
         self._files: list[FileEntry] = []
         """Written since the last segment."""
         self._inexact: list[InexactPeriod] = []
-        """Since the last segment, and those that it has but that reach past it."""
+        """Rows since the last segment, and those in it that reach past it."""
         self._missed: list[MissedIngest] = []
-        """Since the last segment."""
+        """Rows since the last segment."""
         self.buffered_bytes = 0
         self.flushed_ts = 0
         """The log has every change up to this."""

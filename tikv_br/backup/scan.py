@@ -28,7 +28,7 @@ from tikv_br.storage.open import open_store
 from tikv_br.tasks.task import TaskContext
 
 PROBE_BYTES = 32 << 20
-"""After this many bytes of a task it is known how much of its time it waits for pages."""
+"""Bytes of a task after which the time that it waits for pages is known."""
 MAX_PARALLEL_SCANS = 4
 """Maximum number of parallel scans of a task. Each holds its own pages and file buffers in memory."""
 

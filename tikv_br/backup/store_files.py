@@ -207,11 +207,11 @@ def _live_records(
     from tikv_br.formats import columns
     from tikv_br.formats.rows import LiveFilter
 
-    newest = LiveFilter(now=0)
+    undeleted = LiveFilter()
     entry = replace(manifest.decode_file(file.file), name=file.name)
     for batch in read_rows(store, entry, codec):
         total.dropped_tombstones += int(columns.flags(batch["deleted"]).sum())
         with file_errors(entry):
-            alive = newest.apply(batch)
+            alive = undeleted.apply(batch)
         if alive.num_rows:
             yield alive

@@ -49,7 +49,7 @@ class IndexEntry:
     id: str
     """16 hex digits, of the path and of the bytes of `backupmeta`: another backup at the same path has another id."""
     path: str
-    """Below the index's root."""
+    """Path below the index's root."""
     engine: str
     """``scan``, ``store`` or `FOREIGN_ENGINE`."""
     file_format: str
@@ -184,7 +184,7 @@ THREADS = 16
 """Small requests under way at once."""
 
 ABANDONED_SECONDS = 3600.0
-"""After which a small object that is still being written belongs to nobody."""
+"""Seconds after which a small object that is still being written counts as abandoned."""
 
 log = logging.getLogger(__name__)
 

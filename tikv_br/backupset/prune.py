@@ -144,7 +144,7 @@ class Removal:
 
     id: str
     path: str
-    """Below the index's root."""
+    """Path below the index's root."""
     records: tuple[str, ...]
     """Names of the backup's records, without `backupmeta` and lock."""
     files: tuple[str, ...]

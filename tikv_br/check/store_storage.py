@@ -65,7 +65,7 @@ def request_of_nothing(cluster: Cluster, backend: brpb_pb2.StorageBackend) -> br
 
 
 def judge_answers(answers: Mapping[str, str], scheme: str) -> ProbeOutcome:
-    """By store the error that it answered with, empty if it opened the storage."""
+    """Judge the errors of stores, by store; an empty one = it opened the storage."""
     refused = {store: error for store, error in answers.items() if error}
     if not answers:
         raise ProbeSkipped("no store answers")

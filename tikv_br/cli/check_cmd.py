@@ -106,7 +106,7 @@ def _nagios(asked: CheckOptions) -> int:
 
 @contextlib.contextmanager
 def _unknown_in_one_line(nagios: bool) -> Iterator[None]:
-    """With `nagios`, report errors as the state UNKNOWN in one line."""
+    """Report errors as the state UNKNOWN in one line, if `nagios`."""
     try:
         yield
     except (TikvBrError, typer.BadParameter) as error:

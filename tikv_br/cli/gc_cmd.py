@@ -256,7 +256,7 @@ def _nagios(outcome: ProbeOutcome) -> int:
 
 @contextlib.contextmanager
 def _unknown_in_one_line(nagios: bool) -> Iterator[None]:
-    """With `nagios`, report errors as the state UNKNOWN in one line."""
+    """Report errors as the state UNKNOWN in one line, if `nagios`."""
     try:
         yield
     except TikvBrError as error:

@@ -36,7 +36,7 @@ class SafePointApi(Protocol):
         """Register, renew or remove; returns the minimum that holds."""
 
     def gc_safe_point(self) -> int:
-        """Below which GC may remove old versions."""
+        """Return the timestamp below which GC may remove old versions."""
 
 
 def protect(pd: SafePointApi, service_id: str, safe_point: int, ttl_seconds: int) -> None:

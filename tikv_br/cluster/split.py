@@ -26,7 +26,7 @@ REGION_PAGE = 4096
 """Regions per request to PD."""
 THREADS = 16
 PAUSE = Backoff("scatter", 0.01, 0.2)
-"""Between two questions to PD."""
+"""Seconds between two requests to PD."""
 _NOTHING_TO_SPLIT = "no valid key found for split"
 _SCATTER = "scatter-region"
 

@@ -30,7 +30,7 @@ LEAF_ROWS = 4096
 LEAF_BYTES = 4 << 20
 """A range up to this size is scanned: more checksums would take longer."""
 MAX_FRUITLESS_SPLITS = 3
-"""After this many splits in a row whose halves both differ, the range is scanned as a whole."""
+"""Number of successive splits whose halves both differ after which the range is scanned as a whole."""
 
 
 class Reference(Protocol):

@@ -150,10 +150,10 @@ class FileRows:
 
         if self.file is None:
             return
-        newest = LiveFilter(now=0)
+        undeleted = LiveFilter()
         with file_errors(self.file):
             for batch in read_rows(self.store, self.file, self.codec, self._stored_range(span)):
-                rows = self.rewrite.apply(newest.apply(batch), self.codec, self.target)
+                rows = self.rewrite.apply(undeleted.apply(batch), self.codec, self.target)
                 if rows.num_rows:
                     yield rows
 

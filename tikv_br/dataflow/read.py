@@ -52,7 +52,7 @@ class StoredRows:
     log: StorageLocation | None = None
     log_files: tuple[FileEntry, ...] = ()
     after_ts: int = 0
-    """Up to this ts the backups contain the log's changes, or newer versions of the same keys."""
+    """Timestamp up to which the backups contain the log's changes, or newer versions of the same keys."""
 
     def batches(self, span: KeyRange, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
         """The rows of an RPC range, by ascending key: batches of `SCHEMA` without tombstones, one version per key.

@@ -247,7 +247,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return archive.end_ts(max((gap.to_ts for gap in archive.lost(spans, 0)), default=0), spans)
 
     def _end(self, archive: LogArchive, after_ts: int) -> int:
-        """Up to where there are all changes after a timestamp. Raises `LogDamaged` if that is right at a gap."""
+        """Return the timestamp up to which no change after another one is missing.
+
+        Raises `LogDamaged` if that is right at a gap.
+        """
         spans = self._spans(archive)
         end = archive.end_ts(after_ts, spans)
         last = max((segment.to_ts for segment in archive.segments), default=archive.start_ts)

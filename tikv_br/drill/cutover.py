@@ -132,7 +132,7 @@ def _comparison(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
 # -- comparison with a source that is still written to ----------------------------------------------------------
 
 MAX_KEYS = 2000
-"""Up to so many differing keys are read one by one; with more, their ranges are compared again."""
+"""Maximum number of differing keys that are read one by one; with more, their ranges are compared again."""
 ROUNDS = 5
 TRIES = 3
 

@@ -170,7 +170,10 @@ class Tail:
             thread.join()
 
     def checkpoint_ts(self) -> int:
-        """Up to which the target has all ranges; 0 = not known yet. Raises what stopped a runner, `CutOverFailed`."""
+        """Return the timestamp up to which the target has all ranges; 0 = unknown.
+
+        Raises the error of a runner, `CutOverFailed`.
+        """
         if self._error is not None:
             raise self._error
         if not all(thread.is_alive() for thread in self._threads):

@@ -115,9 +115,9 @@ class GcReport:
     now_ms: int
     """Time of PD."""
     safe_point: int
-    """Up to which versions may have been removed; 0 = GC has never run."""
+    """Timestamp up to which versions may have been removed; 0 = GC has never run."""
     worker_safe_point: int
-    """Up to which the last GC worker wanted to remove versions; 0 = there has been none."""
+    """Timestamp up to which the last GC worker wanted to remove versions; 0 = there has been none."""
     services: tuple[ServiceReport, ...]
     """Services without GC itself, the oldest safe point first; including global and keyspace-level GC barriers."""
     has_barriers: bool = False
@@ -152,7 +152,7 @@ class GcReport:
 
     @property
     def held_since_ms(self) -> int:
-        """Since when the holder has stopped GC, by PD's clock, if it has not moved since; 0 without a holder."""
+        """Time of PD at which the holder stopped GC, if it has not moved since; 0 without a holder."""
         return self.now_ms - round(self.held_seconds * 1000) if self.holder is not None else 0
 
     def _age(self, ts: int) -> float:

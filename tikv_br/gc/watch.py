@@ -34,7 +34,7 @@ class WorkerWatch:
         self._report: GcReport | None = None
         self._figures = WorkerFigures()
         self._bad_since: float | None = clock()
-        """Since when it has neither led nor waited for a leader, or has failed to do a round; None = it does its work."""
+        """Time since which it neither leads nor waits for a leader, or fails to do a round; None = it does its work."""
         self._last_round = 0.0
         self.metrics = process_registry(lambda: collect(*self._current()))
 

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 REJOIN_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-"""Between two rounds if the first has failed."""
+"""Seconds between two rounds if the first has failed."""
 POLLS_PER_LEASE = 10
 
 

@@ -212,7 +212,7 @@ class GcState:
 
     @property
     def safe_point(self) -> int:
-        """Up to where GC may have removed versions."""
+        """Timestamp up to which GC may have removed versions."""
         with self._lock:
             return self._safe_point
 

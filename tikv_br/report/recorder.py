@@ -38,7 +38,7 @@ class Sample:
     """The progress of an operation."""
 
     seconds: float
-    """Since the start of the drill."""
+    """Seconds since the start of the drill."""
     step: str
     """Step of the operation."""
     keys: int

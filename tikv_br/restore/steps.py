@@ -562,7 +562,7 @@ def finish_announcement(context: RestoreContext) -> None:
 
 
 def abandon_announcement(context: RestoreContext) -> None:
-    """After a failure: withdraw it, unless files may have been ingested."""
+    """Withdraw the announcement after a failure, unless files may have been ingested."""
     announcer, context.announcer = context.announcer, None
     if announcer is not None:
         announcer.abandon()

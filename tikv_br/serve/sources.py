@@ -73,7 +73,7 @@ class Baseline:
     """Backed-up ranges, as RPC keys."""
     backup_ts: int
     scanned_ts: int
-    """After all of its rows were read."""
+    """Timestamp after all of its rows were read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 60.0
 FIRST_CONTACT_TRIES = 2
 """Maximum tries for a location that has never answered: its address may be wrong."""
 HOLD_SECONDS = 3.0
-"""After giving up: how long requests fail without asking the location again."""
+"""Seconds after the patience for which requests fail without asking the location again."""
 _CHECK_SECONDS = 0.2
 """Interval of checks for cancellation by a thread that waits for another one's probe."""
 

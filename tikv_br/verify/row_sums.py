@@ -60,10 +60,10 @@ def sum_records(batches: Iterable[pa.RecordBatch], file: FileEntry, codec: KeyCo
 
     Raises `FormatError` for rows out of order, outside the file's range, or invalid in the API version.
     """
-    sums, newest = RowSums(), LiveFilter(now=0)
+    sums, undeleted = RowSums(), LiveFilter()
     start, end = user_range(codec, file.key_range)
     for records in batches:
-        alive = newest.apply(records)
+        alive = undeleted.apply(records)
         to_storage(records, codec)  # raises for rows that are invalid in this API version
         if within(records, start, end).num_rows < records.num_rows:
             raise DamagedBytes("rows outside the file's range")
@@ -78,11 +78,11 @@ class SummingReader(SstReader):
         super().__init__(source)
         self.sums = RowSums()
         self._codec = codec
-        self._newest = LiveFilter(now=0)
+        self._undeleted = LiveFilter()
 
     def batches(self, max_rows: int = 65_536, start: bytes = b"", end: bytes = b"") -> Iterator[pa.RecordBatch]:
         """Yield rows as `SstReader.batches`; raises `FormatError` also for keys of another keyspace."""
         for rows in super().batches(max_rows, start, end):
             yield rows
             records = from_storage(rows, self._codec)
-            self.sums.add(records, self._newest.apply(records), self._codec.prefix)
+            self.sums.add(records, self._undeleted.apply(records), self._codec.prefix)
