@@ -52,12 +52,12 @@ def _values(rows: Numbers, size: int, seed: int) -> Bytes:
     words = (half + 7) // 8
     values = np.empty((len(rows), size), np.uint8)
     numbers: Numbers = np.add.outer(rows * np.uint64(words), np.arange(words, dtype=np.uint64))
-    values[:, :half] = _noise(numbers, seed).astype("<u8", copy=False).view(np.uint8)[:, :half]
+    values[:, :half] = _split_mix64(numbers, seed).astype("<u8", copy=False).view(np.uint8)[:, :half]
     values[:, half:] = np.resize(columns.from_bytes(_FILLING), size - half)
     return values
 
 
-def _noise(numbers: Numbers, seed: int) -> Numbers:
+def _split_mix64(numbers: Numbers, seed: int) -> Numbers:
     """SplitMix64: the outputs with these numbers of the sequence that `seed` begins."""
     start = _mix(np.array([seed & _U64_MASK], np.uint64))
     return _mix(start + (numbers + np.uint64(1)) * _GAMMA)

@@ -23,7 +23,7 @@ def by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
     if rows.num_rows < 2:
         return rows
     order, signs = key_order(rows["key"])
-    return _take(rows, order[_lasts(signs != 0)])
+    return _take(rows, order[_mark_last_rows(signs != 0)])
 
 
 def by_version(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -33,7 +33,7 @@ def by_version(rows: pa.RecordBatch) -> pa.RecordBatch:
     ts = columns.numbers(rows["ts"])
     order, signs = key_order(rows["key"], np.argsort(~ts, kind="stable"))
     ts = ts[order]
-    return _take(rows, order[_lasts((signs != 0) | np.append(True, ts[1:] != ts[:-1]))])
+    return _take(rows, order[_mark_last_rows((signs != 0) | np.append(True, ts[1:] != ts[:-1]))])
 
 
 def newest_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -47,7 +47,7 @@ def newest_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
         newest = np.repeat(np.maximum.reduceat(ts, firsts), np.diff(np.append(firsts, len(ts))))
         found = np.flatnonzero(ts == newest)
         keys = np.cumsum(signs)[found]
-        order = order[found[_lasts(np.append(True, keys[1:] != keys[:-1]))]]
+        order = order[found[_mark_last_rows(np.append(True, keys[1:] != keys[:-1]))]]
     return _take(rows, order)
 
 
@@ -65,7 +65,7 @@ def key_order(keys: pa.LargeBinaryArray, order: Order | None = None) -> tuple[Or
     return found, signs
 
 
-def _lasts(begins: columns.Flags) -> columns.Flags:
+def _mark_last_rows(begins: columns.Flags) -> columns.Flags:
     """Return whether each row is the last of its group, given whether it is the first."""
     return np.append(begins[1:], True)
 

@@ -104,7 +104,7 @@ def resolve(start: Start, cluster: Cluster, span: KeyRange, *, writes_log: bool 
             # No margin is needed: the backup made the stores drop their cached timestamps.
             return _checked_ts(backup_ts(backup, cluster.cluster_id, [span]), cluster)
         case FromTs():
-            return _below_caches(_checked_ts(start.ts, cluster), cluster)
+            return _lower_by_cache_age(_checked_ts(start.ts, cluster), cluster)
         case FromNow():
             return choose_backup_ts(cluster, start.safe_interval)
 
@@ -199,7 +199,7 @@ def _checked_ts(ts: int, cluster: Cluster) -> int:
     return ts
 
 
-def _below_caches(ts: int, cluster: Cluster) -> int:
+def _lower_by_cache_age(ts: int, cluster: Cluster) -> int:
     """A timestamp so much lower that no write acknowledged since has a lower one; earlier rows may come again.
 
     A store that has lost PD uses older ones all the same, so all stores drop what they have cached: no later write is below.

@@ -349,7 +349,7 @@ class Replicator:
         self._safe_point.check()
         self._resolved_ts = max(self._resolved_ts, ts)
         for batch in self._sorter.take(ts):
-            for part in self._paced(batch):
+            for part in self._rate_limited(batch):
                 if self._stop.is_set():
                     return
                 self._retry(partial(self._sink.write, part))
@@ -357,7 +357,7 @@ class Replicator:
             self._confirm(int(columns.numbers(batch["ts"])[-1]))
         self._confirm(ts)
 
-    def _paced(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _rate_limited(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows in portions, each when the rate limit allows it; all at once without a limit."""
         if not self._limit:
             yield batch

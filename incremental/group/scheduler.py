@@ -110,7 +110,7 @@ def _balance(state: GroupState, gone: Collection[str]) -> list[Action]:
     assigned: list[Action] = []
     for task in sorted(wanted, key=lambda each: each.id):
         if not task.capture or task.capture in gone:
-            capture = min(held, key=lambda name: (len(held[name]), _how_many(held[name], task.changefeed)))
+            capture = min(held, key=lambda name: (len(held[name]), _count_tasks(held[name], task.changefeed)))
             held[capture].append(task)
             assigned.append(Assign(task, capture))
     return assigned + [Stop(task) for task in _surplus(held, len(wanted))]
@@ -133,5 +133,5 @@ def _is_wanted(state: GroupState, task: ChangefeedTask) -> bool:
     return changefeed is not None and changefeed.state is ChangefeedState.NORMAL
 
 
-def _how_many(tasks: Iterable[ChangefeedTask], changefeed_id: str) -> int:
+def _count_tasks(tasks: Iterable[ChangefeedTask], changefeed_id: str) -> int:
     return sum(task.changefeed == changefeed_id for task in tasks)

@@ -452,15 +452,15 @@ def murmur3_32(data: bytes) -> int:
     whole = len(data) & ~3
     state = 0
     for (block,) in struct.iter_unpack("<I", data[:whole]):
-        state ^= _scrambled(block)
+        state ^= _mix_block(block)
         state = (((state << 13) | (state >> 19)) * 5 + 0xE6546B64) & _MASK
-    state ^= _scrambled(int.from_bytes(data[whole:], "little"))
+    state ^= _mix_block(int.from_bytes(data[whole:], "little"))
     state ^= len(data) & _MASK
     state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _MASK
     state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _MASK
     return state ^ (state >> 16)
 
 
-def _scrambled(block: int) -> int:
+def _mix_block(block: int) -> int:
     block = (block * 0xCC9E2D51) & _MASK
     return (((block << 15) | (block >> 17)) * 0x1B873593) & _MASK

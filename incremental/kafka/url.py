@@ -26,7 +26,7 @@ _MOST_PARTITIONS = 1_000_000
 _MOST_REPLICAS = 32_767
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]+")
-_TRUTH = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
+_BOOLEANS = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
 """Lower-case texts that Go's `strconv.ParseBool` accepts."""
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -114,9 +114,9 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
         max_batch_size=_take(options, "max-batch-size", _number("max-batch-size", 1 << 31), MAX_BATCH_SIZE),
         compression=_take(options, "compression", _choice("compression", COMPRESSIONS, str.lower), "none"),
         kafka_client_id=_take(options, "kafka-client-id", _client_id, ""),
-        auto_create_topic=_take(options, "auto-create-topic", _truth("auto-create-topic"), True),  # noqa: FBT003 - the default
+        auto_create_topic=_take(options, "auto-create-topic", _bool_parser("auto-create-topic"), True),  # noqa: FBT003 - the default
         resolved_interval=_take(options, "resolved-interval", _seconds, 1.0),
-        tls=_take(options, "tls", _truth("tls"), "ca" in options or "cert" in options),
+        tls=_take(options, "tls", _bool_parser("tls"), "ca" in options or "cert" in options),
         ca=options.pop("ca", ""),
         cert=options.pop("cert", ""),
         key=options.pop("key", ""),
@@ -235,11 +235,11 @@ def _number(name: str, most: int) -> Callable[[str], int]:
     return parsed
 
 
-def _truth(name: str) -> Callable[[str], bool]:
+def _bool_parser(name: str) -> Callable[[str], bool]:
     def parsed(text: str) -> bool:
-        if text.lower() not in _TRUTH:
+        if text.lower() not in _BOOLEANS:
             raise UsageError(f"{name}={text} is not valid", hint="Pass true or false.")
-        return _TRUTH[text.lower()]
+        return _BOOLEANS[text.lower()]
 
     return parsed
 

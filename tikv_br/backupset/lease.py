@@ -334,13 +334,13 @@ class PathLease:
         if not create_once(self._store, layout.lease_name(number), records.dump(lease)):
             lease = _read(self._store, number)
             if lease.token != self._lease.token:  # else the answer to an earlier renewal got lost
-                self._lose(
+                self._set_lost(
                     "it was broken by `tikv-br unlock`" if not lease.expires_ms else f"it was taken over by {lease}"
                 )
                 return
         if not self._is_there():  # another run held the path in between, and has released it
             self._store.delete(layout.lease_name(number))
-            self._lose("another run took it over and has ended since")
+            self._set_lost("another run took it over and has ended since")
             return
         self._number, self._lease = number, lease
         self._held_until = began + self._ttl
@@ -361,9 +361,9 @@ class PathLease:
             )
             return
         why = failure.message if failure is not None else "this process or machine was suspended"
-        self._lose(f"it was not renewed within its TTL of {self._ttl:g} s: {why}")
+        self._set_lost(f"it was not renewed within its TTL of {self._ttl:g} s: {why}")
 
-    def _lose(self, why: str) -> None:
+    def _set_lost(self, why: str) -> None:
         self.lost = LeaseLost(f"the lock on {self._store.location} is lost: {why}")
 
 

@@ -206,7 +206,7 @@ def prune(flags: PruneFlags) -> None:
             raise UsageError(
                 "nothing was removed: --yes is missing", hint="Pass --yes to remove the listed backups, or --dry-run."
             )
-        _carry_out(flags, wanted)
+        _execute_plan(flags, wanted)
     kept = len(wanted.decisions) - len(removed)
     fields = {
         "kept": kept,
@@ -255,7 +255,7 @@ def _decision_row(decision: RetentionDecision) -> tuple[str, ...]:
     )
 
 
-def _carry_out(flags: PruneFlags, wanted: PrunePlan) -> None:
+def _execute_plan(flags: PruneFlags, wanted: PrunePlan) -> None:
     from tikv_br.backupset.prune import execute
 
     def report(backup_id: str, path: str) -> None:

@@ -77,10 +77,10 @@ def show(asked: ConfigShowFlags, context: typer.Context) -> None:
     commands = dict(leaves(context.find_root().command))
     path, flags = _split(asked.command or [], commands)
     if path is None:
-        found = [each for path in commands for each in _effective(context, path, commands[path], [])]
+        found = [each for path in commands for each in _effective_settings(context, path, commands[path], [])]
         found = [each for each in found if each.origin != "default"]
     else:
-        found = list(_effective(context, path, commands[path], flags))
+        found = list(_effective_settings(context, path, commands[path], flags))
     out = asked.out
     for each in found:
         fields = {"command": each.command, "name": each.name, "value": each.value, "origin": each.origin}
@@ -180,7 +180,7 @@ def _split(words: Sequence[str], commands: dict[CommandPath, TyperCommand]) -> t
     raise UsageError(f"no command {' '.join(words)!r}{nearest(' '.join(words), known)}", hint="See `tikv-br --help`.")
 
 
-def _effective(
+def _effective_settings(
     context: typer.Context, path: CommandPath, command: TyperCommand, flags: list[str]
 ) -> Iterator[Effective]:
     """Yield the settings that a command would have. Raises as parsing its flags does."""

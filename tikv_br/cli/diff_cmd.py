@@ -83,7 +83,7 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
         from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 
         cluster, other = _two_clusters(context, flags)
-        _one_other(other, flags.chosen or (flags.storage if not other or given(context, "storage") else ""))
+        _require_one_side(other, flags.chosen or (flags.storage if not other or given(context, "storage") else ""))
         near, keyspace = cluster.config(), flags.keyspace
         draft.cluster = ",".join(near.pd)
         a: ClusterChoice | BackupChoice
@@ -118,7 +118,7 @@ def _two_clusters(context: typer.Context, flags: DiffFlags) -> tuple[shared.Clus
     return cluster, flags.other_pd
 
 
-def _one_other(other: str, storage: str) -> None:
+def _require_one_side(other: str, storage: str) -> None:
     if bool(other) == bool(storage):
         problem = "too much" if other else "nothing"
         raise UsageError(

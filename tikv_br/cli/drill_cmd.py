@@ -374,9 +374,9 @@ def show(flags: DrillShowFlags) -> None:
 
     out, home = flags.out, open_store(flags.s3.locate(_reports_url(flags.reports)))
     report = find_report(home, flags.drill_id)
-    out.result("report", {"report": report}, _story(report, page_url(home.location, report["id"])))
+    out.result("report", {"report": report}, _report_text(report, page_url(home.location, report["id"])))
     rows = [
-        (goal["name"], _figure(goal["limit"], goal["unit"]), _figure(goal["value"], goal["unit"]), _met(goal))
+        (goal["name"], _figure(goal["limit"], goal["unit"]), _figure(goal["value"], goal["unit"]), _met_text(goal))
         for goal in report["goals"]
     ]
     out.table(("objective", "limit", "measured", ""), rows, prose=("objective",))
@@ -418,7 +418,7 @@ def _text(summary: Summary) -> str:
     return listed(f"Drill {summary.id}", figures)
 
 
-def _story(report: dict[str, Any], page: str) -> str:
+def _report_text(report: dict[str, Any], page: str) -> str:
     """A report without its objectives."""
     backup, trouble = report["backup"], report["trouble"]
     rows = [
@@ -456,7 +456,7 @@ def _figure(value: float | None, unit: str) -> str:
     return human_seconds(value) if unit == "s" else f"{value:,.0f}"
 
 
-def _met(goal: dict[str, object]) -> str:
+def _met_text(goal: dict[str, object]) -> str:
     if goal["limit"] is None:
         return ""
     return "met" if goal["met"] else "missed"

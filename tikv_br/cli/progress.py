@@ -242,8 +242,8 @@ def describe(event: Event) -> str:
             return message
         case TasksProgress(tasks_done=tasks, tasks_total=total):
             of_tasks = f"{tasks:,}/{total:,} tasks, " if total else ""
-            elapsed = f"{_rough(event.seconds)} elapsed"
-            return f"{_percent(event)}  {of_tasks}{_amounts(event)}, {elapsed}{_left(event)}"
+            elapsed = f"{_duration(event.seconds)} elapsed"
+            return f"{_percent(event)}  {of_tasks}{_amounts(event)}, {elapsed}{_remaining_time(event)}"
 
 
 def _percent(event: TasksProgress) -> str:
@@ -256,7 +256,7 @@ def _amounts(event: TasksProgress) -> str:
 
 def _brief(event: TasksProgress) -> str:
     """Describe progress for a bar, which shows the time itself."""
-    return f"{_percent(event)} {human_bytes(event.bytes_done)}, {_speed(event)}{_left(event)}"
+    return f"{_percent(event)} {human_bytes(event.bytes_done)}, {_speed(event)}{_remaining_time(event)}"
 
 
 def _speed(event: TasksProgress) -> str:
@@ -272,14 +272,14 @@ def _bytes(event: TasksProgress) -> str:
     return f"{human_bytes(event.bytes_done)}{planned}, {_speed(event)}"
 
 
-def _left(event: TasksProgress) -> str:
+def _remaining_time(event: TasksProgress) -> str:
     """The estimate, once there is something to go by."""
     if not 0.01 <= event.fraction < 1 or event.seconds < 1:
         return ""
-    return f", {_rough(event.seconds * (1 - event.fraction) / event.fraction)} left"
+    return f", {_duration(event.seconds * (1 - event.fraction) / event.fraction)} left"
 
 
-def _rough(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds < 60 else human_seconds(seconds)
 
 

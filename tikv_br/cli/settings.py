@@ -134,7 +134,7 @@ def load(path: Path, context: typer.Context, word: str | None = None) -> ConfigF
 
 def options(command: TyperCommand) -> dict[str, TyperOption]:
     """The flags of a command that file and environment may set, by each of their names without dashes."""
-    return {name: option for name, option in _named(command).items() if option.envvar and name != "config"}
+    return {name: option for name, option in _options_by_name(command).items() if option.envvar and name != "config"}
 
 
 def variables(option: TyperOption) -> list[str]:
@@ -147,7 +147,7 @@ def is_shared(option: TyperOption | None) -> bool:
     return option is not None and variables(option)[:1] == [variable((), _names(option)[0])]
 
 
-def _named(command: TyperCommand) -> dict[str, TyperOption]:
+def _options_by_name(command: TyperCommand) -> dict[str, TyperOption]:
     return {name: param for param in command.params if isinstance(param, TyperOption) for name in _names(param)}
 
 
@@ -178,7 +178,9 @@ class _Checker:
         self.file, self._commands, self._context = file, commands, context
         root = context.find_root().command
         self._names = root.commands if isinstance(root, TyperGroup) else {}
-        self._command_line = {name for each in commands.values() for name in _named(each).keys() - options(each).keys()}
+        self._command_line = {
+            name for each in commands.values() for name in _options_by_name(each).keys() - options(each).keys()
+        }
 
     def group(self, tables: Mapping[str, Any], path: CommandPath) -> None:
         """Check the tables at the top, or below the first words of commands."""

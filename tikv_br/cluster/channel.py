@@ -83,12 +83,12 @@ def _serve(inbox: Inbox) -> None:
         _idle.put(inbox)
 
 
-def _forget() -> None:
+def _drop_parent_threads() -> None:
     global _idle  # noqa: PLW0603 - a forked child has none of its parent's threads
     _idle = queue.SimpleQueue()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_drop_parent_threads)
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -168,7 +168,7 @@ class SafePointKeeper:
                     )
 
     def _probe(self) -> None:
-        with self._asking():
+        with self._waiting_for_pd():
             passed = self._pd.gc_safe_point()
         if passed > self.safe_point:
             raise SafePointError(
@@ -177,12 +177,12 @@ class SafePointKeeper:
 
     def _renew(self, ttl_seconds: int) -> None:
         asked = self._clock()
-        with self._asking():
+        with self._waiting_for_pd():
             protect(self._pd, self.service_id, self.safe_point, ttl_seconds)
         self._held_until = asked + ttl_seconds
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _waiting_for_pd(self) -> Iterator[None]:
         """Note since when PD has not answered: a call may wait for it long before it fails."""
         if self._asked_at is None:
             self._asked_at = self._clock()

@@ -119,7 +119,7 @@ def _wait_until_moved(cluster: Cluster, pool: ThreadPoolExecutor, ids: Sequence[
     """The ids that are still on their way at the deadline."""
     moving = list(ids)
     for tries in itertools.count():
-        still = list(pool.map(lambda region_id: _moving(cluster, region_id), moving))
+        still = list(pool.map(lambda region_id: _is_scattering(cluster, region_id), moving))
         moving = [region_id for region_id, is_moving in zip(moving, still, strict=True) if is_moving]
         if not moving or time.monotonic() > deadline:
             return moving
@@ -157,6 +157,6 @@ def _try_scatter(cluster: Cluster, region_ids: Sequence[int], group: str) -> Seq
         return region_ids
 
 
-def _moving(cluster: Cluster, region_id: int) -> bool:
+def _is_scattering(cluster: Cluster, region_id: int) -> bool:
     operator = cluster.pd.operator(region_id)
     return operator is not None and operator.desc == _SCATTER and operator.running

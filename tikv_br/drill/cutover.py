@@ -163,14 +163,14 @@ def compare_live(clusters: ClusterPool, options: DiffOptions, catch_up: CatchUp,
             keys = [difference.key for each in found for difference in each.keys]
             return LiveDiff(rows, size, _follow_keys(clusters, options, keys, catch_up))
         catch_up(lambda: None)
-        found = [_again(options, span, reporter) for span in _spans(found)]
+        found = [_compare_again(options, span, reporter) for span in _spans(found)]
     raise DifferencesFound(
         f"{remaining} keys of the target differ from the source's in each of {ROUNDS} comparisons",
         hint="If the source is written to that much, stop writes during the cut-over. Else compare with `tikv-br diff`.",
     )
 
 
-def _again(options: DiffOptions, span: KeyRange, reporter: Reporter) -> DiffResult:
+def _compare_again(options: DiffOptions, span: KeyRange, reporter: Reporter) -> DiffResult:
     return diff(replace(options, keys=MAX_KEYS, start=span.start, end=span.end), reporter)
 
 

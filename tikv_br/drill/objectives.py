@@ -67,16 +67,16 @@ CUT_OVER_METHOD = (
 def judge(limits: Objectives, found: Measured) -> tuple[Goal, ...]:
     """Each objective with its measured value."""
     goals = [
-        _at_most("RPO", limits.rpo, found.rpo, found.rpo_method),
-        _at_most("RTO", limits.rto, found.rto, found.rto_method or RTO_METHOD),
-        _at_most("backup age", limits.max_age, found.age, AGE_METHOD),
+        _maximum_goal("RPO", limits.rpo, found.rpo, found.rpo_method),
+        _maximum_goal("RTO", limits.rto, found.rto, found.rto_method or RTO_METHOD),
+        _maximum_goal("backup age", limits.max_age, found.age, AGE_METHOD),
     ]
     enough = limits.min_keys is None or (found.keys is not None and found.keys >= limits.min_keys)
     goals.append(Goal("keys", "keys", limits.min_keys, found.keys, enough, KEYS_METHOD))
     if (limits.cut_over, found.cut_over) != (None, None):
-        goals.append(_at_most("cut-over", limits.cut_over, found.cut_over, CUT_OVER_METHOD))
+        goals.append(_maximum_goal("cut-over", limits.cut_over, found.cut_over, CUT_OVER_METHOD))
     return tuple(goals)
 
 
-def _at_most(name: str, limit: float | None, value: float | None, method: str) -> Goal:
+def _maximum_goal(name: str, limit: float | None, value: float | None, method: str) -> Goal:
     return Goal(name, "s", limit, value, limit is None or (value is not None and value <= limit), method)

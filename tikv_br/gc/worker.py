@@ -201,10 +201,10 @@ class GcWorker:
                         self._run_as_candidate(Candidate(self._etcd, lease, self.name), stop)
                 except (EtcdLeaseExpired, EtcdUnreachable) as error:
                     log.warning("not a candidate any more, joining the election again: %s", error.message)
-                    self._tell(error=error.message)
+                    self._report_state(error=error.message)
                     stop.wait(REJOIN_SECONDS)
         finally:
-            self._tell()
+            self._report_state()
 
     def _run_as_candidate(self, candidate: Candidate, stop: threading.Event) -> None:
         candidate.join()
@@ -213,7 +213,7 @@ class GcWorker:
             if leader.key != leading:
                 leading, name = leader.key, leader.value.decode(errors="replace")
                 log.info("waiting: the GC worker %s leads", name)
-                self._tell(waits_for=name)
+                self._report_state(waits_for=name)
             if stop.wait(poll):
                 return
         log.info("%s leads, from revision %d of etcd", self.name, candidate.revision)
@@ -231,14 +231,14 @@ class GcWorker:
             if not error.retryable and not self._figures.rounds:
                 raise
             log.warning("a round failed, retrying: %s", error.message)
-            self._tell(revision=candidate.revision, failures=1, error=error.message)
+            self._report_state(revision=candidate.revision, failures=1, error=error.message)
             return min(RETRY_SECONDS, self._options.interval)
         candidate.check()  # or another worker may have done a later round
         log.info("%s", describe(done))
-        self._tell(done.report, revision=candidate.revision, rounds=1)
+        self._report_state(done.report, revision=candidate.revision, rounds=1)
         return self._options.interval
 
-    def _tell(
+    def _report_state(
         self,
         found: GcReport | None = None,
         *,

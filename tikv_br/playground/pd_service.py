@@ -195,20 +195,20 @@ class PdService:
     # -- regions ------------------------------------------------------------------------------------------------
 
     def _region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
-        return _one(self._state.regions.locate(request.region_key))
+        return _region_response(self._state.regions.locate(request.region_key))
 
     def _previous_region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
-        return _one(self._state.regions.previous(request.region_key))
+        return _region_response(self._state.regions.previous(request.region_key))
 
     def _region_by_id(self, request: pdpb_pb2.GetRegionByIDRequest) -> pdpb_pb2.GetRegionResponse:
-        return _one(self._state.regions.get(request.region_id))
+        return _region_response(self._state.regions.get(request.region_id))
 
     def _scan_regions(self, request: pdpb_pb2.ScanRegionsRequest) -> pdpb_pb2.ScanRegionsResponse:
         found = self._state.regions.overlapping(request.start_key, request.end_key, request.limit)
         return pdpb_pb2.ScanRegionsResponse(
             region_metas=[region.to_pb() for region in found],
             leaders=[region.leader.to_pb() for region in found],
-            regions=_many(found),
+            regions=_region_messages(found),
         )
 
     def _batch_scan_regions(self, request: pdpb_pb2.BatchScanRegionsRequest) -> pdpb_pb2.BatchScanRegionsResponse:
@@ -224,7 +224,7 @@ class PdService:
             for region in self._state.regions.overlapping(each.start_key, each.end_key):
                 found.setdefault(region.id, region)
         limited = list(found.values())[: request.limit if request.limit > 0 else None]
-        return pdpb_pb2.BatchScanRegionsResponse(regions=_many(limited))
+        return pdpb_pb2.BatchScanRegionsResponse(regions=_region_messages(limited))
 
     def _ask_batch_split(self, request: pdpb_pb2.AskBatchSplitRequest) -> pdpb_pb2.AskBatchSplitResponse:
         ids = []
@@ -366,11 +366,11 @@ def _keyspace(keyspace: KeyspaceRecord) -> keyspacepb_pb2.KeyspaceMeta:
     )
 
 
-def _one(region: Region | None) -> pdpb_pb2.GetRegionResponse:
+def _region_response(region: Region | None) -> pdpb_pb2.GetRegionResponse:
     if region is None:
         return pdpb_pb2.GetRegionResponse()
     return pdpb_pb2.GetRegionResponse(region=region.to_pb(), leader=region.leader.to_pb())
 
 
-def _many(regions: Iterable[Region]) -> list[pdpb_pb2.Region]:
+def _region_messages(regions: Iterable[Region]) -> list[pdpb_pb2.Region]:
     return [pdpb_pb2.Region(region=region.to_pb(), leader=region.leader.to_pb()) for region in regions]

@@ -134,7 +134,7 @@ class RawReads:
         if not region.contains(bound):
             if self._node.api_version is not ApiVersion.V2:
                 raise out_of_region(region, bound)
-            raise _outside_in_debug_form(region, bound) if batch else key_outside(region, bound)
+            raise _debug_key_not_in_region(region, bound) if batch else key_outside(region, bound)
         return self._encoding.newest(self._node.engine, key)
 
     def _rows(
@@ -159,7 +159,7 @@ class RawReads:
         return self._encoding.live(self._node.engine, lower, upper, now=self._node.now(), reverse=reverse)
 
 
-def _outside_in_debug_form(region: Region, key: bytes) -> RequestFault:
+def _debug_key_not_in_region(region: Region, key: bytes) -> RequestFault:
     """A V2 RawBatchGet outside its region: its response has no field for the region error but a text."""
     error = region_errors.key_not_in_region(region, key)
     fields = (

@@ -120,7 +120,7 @@ class RegionTable:
         Keys at or outside the bounds are ignored. ``ids`` may give (region id, peer ids…) for each new piece.
         """
         with self._lock:
-            region = self._must_get(region_id)
+            region = self._get_or_raise(region_id)
             cuts = sorted({key for key in keys if key > region.start and region.contains(key)})
             if not cuts:
                 return [region]
@@ -135,7 +135,7 @@ class RegionTable:
     def merge(self, source_id: int, target_id: int) -> Region:
         """Merge ``source_id`` into its neighbour ``target_id``. Raises `PlaygroundError` if they are not neighbours."""
         with self._lock:
-            source, target = self._must_get(source_id), self._must_get(target_id)
+            source, target = self._get_or_raise(source_id), self._get_or_raise(target_id)
             left, right = sorted((source, target), key=lambda region: region.start)
             if left.end != right.start or not left.end:
                 raise PlaygroundError(f"regions {source_id} and {target_id} are no neighbours")
@@ -149,7 +149,7 @@ class RegionTable:
     def transfer_leader(self, region_id: int, store_id: int) -> Region:
         """Make the peer on ``store_id`` leader. Raises `PlaygroundError` if there is none."""
         with self._lock:
-            region = self._must_get(region_id)
+            region = self._get_or_raise(region_id)
             if region.peer_on(store_id) is None:
                 raise PlaygroundError(f"region {region_id} has no peer on store {store_id}")
             if region.leader_store == store_id:
@@ -163,7 +163,7 @@ class RegionTable:
     def add_peer(self, region_id: int, store_id: int) -> Region:
         """Add a voter on a store that has none; the epoch's conf_ver grows by two (learner, voter)."""
         with self._lock:
-            region = self._must_get(region_id)
+            region = self._get_or_raise(region_id)
             if region.peer_on(store_id) is not None:
                 raise PlaygroundError(f"region {region_id} has a peer on store {store_id} already")
             peers = (*region.peers, Peer(self.alloc_id(), store_id))
@@ -174,7 +174,7 @@ class RegionTable:
     def move(self, region_id: int, from_store: int, to_store: int) -> Region:
         """Move one peer to a store that has none; the epoch's conf_ver grows by two (add, remove)."""
         with self._lock:
-            region = self._must_get(region_id)
+            region = self._get_or_raise(region_id)
             if region.peer_on(from_store) is None or region.peer_on(to_store) is not None:
                 raise PlaygroundError(f"region {region_id} cannot move from store {from_store} to {to_store}")
             newcomer = Peer(self.alloc_id(), to_store)
@@ -284,7 +284,7 @@ class RegionTable:
         last = self.alloc_id(1 + peers)
         return list(range(last - peers, last + 1))
 
-    def _must_get(self, region_id: int) -> Region:
+    def _get_or_raise(self, region_id: int) -> Region:
         region = self._by_id.get(region_id)
         if region is None:
             raise PlaygroundError(f"there is no region {region_id}")

@@ -143,7 +143,7 @@ class Scheduler:
             return
         for _ in range(_MOVES):
             led = {store: self._regions.led_by(store) for store in self._alive()}
-            most, least = _extremes(led)
+            most, least = _most_and_least_loaded(led)
             region = next((each for each in led.get(most, []) if each.peer_on(least)), None)
             if most == least or region is None:
                 return
@@ -156,7 +156,7 @@ class Scheduler:
         for _ in range(_MOVES):
             regions = self._regions.all()
             replicas = {store: [each for each in regions if each.peer_on(store)] for store in self._alive()}
-            most, least = _extremes(replicas)
+            most, least = _most_and_least_loaded(replicas)
             region = next((each for each in replicas.get(most, []) if not each.peer_on(least)), None)
             if most == least or region is None:
                 return
@@ -166,7 +166,7 @@ class Scheduler:
         return [node.store_id for node in self._nodes.values() if node.alive]
 
 
-def _extremes(by_store: Mapping[int, Sequence[Region]]) -> tuple[int, int]:
+def _most_and_least_loaded(by_store: Mapping[int, Sequence[Region]]) -> tuple[int, int]:
     """The stores with the most and the fewest regions; the same one twice if they differ by less than two."""
     if not by_store:
         return 0, 0

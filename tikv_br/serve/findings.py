@@ -53,14 +53,14 @@ def newest_backups(place: str, backups: Sequence[Backup], limits: OverviewLimits
             mine = [each for each in counted if not any(_is_below(each, prefix) for prefix in prefixes)]
             if counted and not mine:
                 continue
-        newest = max(_regular(mine), key=lambda each: each.finished_ms, default=None)
+        newest = max(_regular_backups(mine), key=lambda each: each.finished_ms, default=None)
         path, finished_ms = ("", 0) if newest is None else (newest.path, newest.finished_ms)
         too_old = 0 < limit.seconds < (now_ms - finished_ms) / 1000
         found.append(Newest(place, limit.prefix, path, finished_ms, limit.seconds, too_old))
     return tuple(found)
 
 
-def _regular(backups: Sequence[Backup]) -> list[Backup]:
+def _regular_backups(backups: Sequence[Backup]) -> list[Backup]:
     """Return the backups without occasional ones of a part: the only one of its scope, and less than half the size of the largest."""
     scopes = Counter(each.scope for each in backups)
     largest = max((each.total_bytes for each in backups), default=0)

@@ -69,11 +69,11 @@ def by_value(function: Callable[[Iterable[T]], Iterator[R]]) -> Callable[[Iterab
 
     Spark's closures refer to our functions by the names of their modules. A worker without these would fail with an error of pickle.
     """
-    _ship()
+    _pickle_by_value()
     return partial(shipped.run_function, __version__, pickle.dumps(function))  # type: ignore[return-value]
 
 
-def _ship() -> None:
+def _pickle_by_value() -> None:
     """Have `shipped` pickled by value from now on."""
     from pyspark.cloudpickle import register_pickle_by_value
 
@@ -86,7 +86,7 @@ def check_workers(context: SparkContext, master: str) -> None:
     Raises `SparkWorkerUnfit` if one cannot run tasks, and `SparkUnavailable` if there is none. An executor that appears later
     is looked at by the tasks themselves: see `by_value`.
     """
-    _ship()
+    _pickle_by_value()
     count = max(2 * context.defaultParallelism, 4)
     rows = context.parallelize(range(count), count)
     examined = partial(shipped.examine_workers, __version__, _MODULES)

@@ -106,20 +106,20 @@ def _closure() -> list[Distribution]:
             extra, requirement = _EXTRA.search(text), _REQUIREMENT.match(text)
             if requirement is not None and (extra is None or extra[1] in extras):
                 more = frozenset(each.strip() for each in (requirement[2] or "").split(",") if each.strip())
-                waiting.append((_normal(requirement[1]), more))
+                waiting.append((_normalized_name(requirement[1]), more))
     if "tikv-br" not in found:
         raise UsageError("tikv-br is not installed in this Python", hint="Install it, for example with pip or uv.")
     return list(found.values())
 
 
-def _normal(name: str) -> str:
+def _normalized_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _files(found: Distribution) -> Iterator[tuple[PurePosixPath, Path]]:
     """Path in the archive and file of all that a distribution has installed. Raises `UsageError` if that is not known."""
     name = found.metadata["Name"]
-    ours = _normal(name) == "tikv-br"
+    ours = _normalized_name(name) == "tikv-br"
     origin = json.loads(found.read_text("direct_url.json") or "{}")
     if origin.get("dir_info", {}).get("editable") and not ours:
         raise UsageError(
