@@ -31,7 +31,7 @@ class VerifyFlags(shared.ChosenBackupFlags):
     level: Literal["meta", "files", "data", "restore"] = flag(
         "files",
         "meta: metadata and file list. files: also file checksums. data: also every row. restore: compare the cluster at --pd with the "
-        "backup.",
+        "backup by checksums (row by row: tikv-br diff --exact).",
     )
     subset: str = flag("100%", "Part of the files to check: 10%, or 3/10 (the third tenth).", metavar="N%|K/N")
     seed: int = shared.SEED("Seed that selects the files of --subset N%.")

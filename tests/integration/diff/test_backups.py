@@ -24,6 +24,8 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.verify.options import Executor, Level, VerifyOptions
+from tikv_br.verify.run import verify
 
 
 def back_up(live: LiveCluster, folder: Path, **changes: Any) -> StorageLocation:  # noqa: ANN401 - any option
@@ -112,6 +114,18 @@ def test_a_backup_of_several_keyspaces(clusters: Clusters, tmp_path: Path) -> No
         assert (result.summary.rows, result.summary.remaining) == (rows, 0)
     across = DiffOptions(BackupChoice(place, "4242"), ClusterChoice(live.config, "1"))
     assert (diff(across).summary.only_a, diff(across).summary.only_b) == (1, len(ROWS))
+
+
+def test_exact_shows_changes_that_cancel_out_in_checksums(clusters: Clusters, tmp_path: Path) -> None:
+    """Two rows with the same change keep the checksum of a file: only a comparison of all rows shows them."""
+    live = clusters("v2-a")
+    orders = {b"order1": b"pending", b"order2": b"pending"}
+    fill(live, orders)
+    place = back_up(live, tmp_path)
+    live.raw().batch_put(dict.fromkeys(orders, b"settled"))
+    assert verify(VerifyOptions(place, Level.RESTORE, live.config, executor=Executor.DRIVER)).rows_checked == 2
+    assert diff(asked(place, live)).keys == []
+    assert found(diff(asked(place, live, exact=True))) == dict.fromkeys(orders, DifferenceKind.VALUE)
 
 
 def test_a_range_that_cuts_files(clusters: Clusters, tmp_path: Path) -> None:
