@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
 
 from tikv_br.errors import TikvBrError
+
+T = TypeVar("T")
+WATCH_SECONDS = 0.1
+"""Interval at which a request in the background is watched."""
 
 
 class Patience:
@@ -74,3 +81,21 @@ def wait_until(
         if time.monotonic() > until:
             raise too_late()
         sleep(poll)
+
+
+def in_background(call: Callable[[], T], name: str, watch: Callable[[float], None]) -> T:
+    """Make a request in a thread of its own; what ``watch`` raises is raised here, and the request abandoned."""
+    began, done = time.monotonic(), Future[T]()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    while not done.done():
+        wait([done], timeout=WATCH_SECONDS)
+        if not done.done():
+            watch(began)
+    return done.result()

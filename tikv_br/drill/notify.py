@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import subprocess
-import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -17,6 +17,7 @@ from pathlib import Path
 from tikv_br.drill.options import Hooks
 from tikv_br.drill.report import DrillReport
 from tikv_br.errors import ObjectivesMissed
+from tikv_br.patience import in_background
 from tikv_br.report.facts import DrillVerdict
 from tikv_br.storage.crypter import SecretText
 
@@ -139,22 +140,16 @@ def _send(url: SecretText, body: Mapping[str, object] | None = None) -> None:
     data = None if body is None else json.dumps(body).encode()
     headers = {} if body is None else {"Content-Type": "application/json"}
     request = urllib.request.Request(url.reveal(), data, headers)  # noqa: S310 - the scheme was checked
-    failed: list[Exception] = []
 
     def send() -> None:
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
-                pass
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            failed.append(error)
+        with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
+            pass
 
-    thread = threading.Thread(target=send, name="hook", daemon=True)
-    thread.start()
-    thread.join(2 * PATIENCE)
-    if thread.is_alive():
-        raise TimeoutError(NO_ANSWER)
-    if failed:
-        raise failed[0]
+    def watch(began: float) -> None:
+        if time.monotonic() - began > 2 * PATIENCE:
+            raise TimeoutError(NO_ANSWER)
+
+    in_background(send, "hook", watch)
 
 
 def _run(command: tuple[str, ...], body: Mapping[str, object]) -> None:

@@ -26,9 +26,10 @@ from tikv_br.errors import (
     TikvBrError,
     UsageError,
 )
+from tikv_br.patience import in_background
 from tikv_br.retry import STORAGE_UNREACHABLE, Backoffer, RetryPolicy
 from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
-from tikv_br.storage.cloud_writer import CloudStore, CloudWriter, UploadTarget, in_background, plain_etag
+from tikv_br.storage.cloud_writer import CloudStore, CloudWriter, UploadTarget, plain_etag
 from tikv_br.storage.outage import health_of
 from tikv_br.storage.url import StorageLocation
 

@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,6 +15,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from tikv_br.errors import StorageError, TikvBrError
+from tikv_br.patience import in_background
 from tikv_br.storage.base import ObjectInfo, Writer
 from tikv_br.storage.outage import LocationHealth
 
@@ -196,24 +196,6 @@ class _Upload:
             if isinstance(item, _Aborted):
                 raise item
             yield item
-
-
-def in_background(call: Callable[[], T], name: str, watch: Callable[[float], None]) -> T:
-    """Make a request in a thread of its own; what ``watch`` raises is raised here, and the request abandoned."""
-    began, done = time.monotonic(), Future[T]()
-
-    def run() -> None:
-        try:
-            done.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-            done.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    while not done.done():
-        wait([done], timeout=_PATIENCE)
-        if not done.done():
-            watch(began)
-    return done.result()
 
 
 def plain_etag(etag: str | None) -> str:
