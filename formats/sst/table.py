@@ -267,11 +267,6 @@ class Table:
         return number(self.properties, NUM_ENTRIES)
 
     @property
-    def global_seqno(self) -> int:
-        """The sequence number of all rows, given at ingestion; 0 = each row has its own."""
-        return fixed_number(self.properties, GLOBAL_SEQNO)
-
-    @property
     def tail_offset(self) -> int:
         """End of the last data block: filter, index, properties and footer follow."""
         return self.index.data_end

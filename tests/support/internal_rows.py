@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tikv_br.formats.sst import SstReader
 from tikv_br.formats.sst.block import entries
+from tikv_br.formats.sst.table import GLOBAL_SEQNO, fixed_number
 
 
 class InternalRow(NamedTuple):
@@ -21,7 +22,8 @@ class InternalRow(NamedTuple):
 def internal_rows(reader: SstReader) -> Iterator[InternalRow]:
     """Yield all rows of any type with sequence numbers, the global one applied. Raises `FormatError`."""
     table = reader.table
+    of_all_rows = fixed_number(table.properties, GLOBAL_SEQNO)  # given at ingestion
     for handle in table.index.handles:
         for key, value in entries(table.blocks.read(handle)):
             trailer = int.from_bytes(key[-8:], "little")
-            yield InternalRow(key[:-8], value, table.global_seqno or trailer >> 8, trailer & 0xFF)
+            yield InternalRow(key[:-8], value, of_all_rows or trailer >> 8, trailer & 0xFF)
