@@ -13,8 +13,8 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from tikv_br import records
 from tikv_br.archive.records import Checkpoint, check_id
-from tikv_br.backupset import records
 from tikv_br.cluster.etcd_values import Put, absent, modified_at
 from tikv_br.errors import (
     BackupDamaged,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.text import show_key
 
@@ -13,8 +14,8 @@ from tikv_br.formats.keys.text import show_key
 class KeyRange:
     """RPC keys ``[start, end)``; an empty end is no bound."""
 
-    start: bytes
-    end: bytes
+    start: Hex
+    end: Hex
 
     @property
     def is_empty(self) -> bool:

@@ -21,10 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tikv_br.backupset import records
+from tikv_br import records
 from tikv_br.cluster.etcd_values import Compare, Delete, KeyValue, Put, absent, created_at, unchanged
 from tikv_br.errors import BackupDamaged, BackupUnsupported, SyncStateDamaged, SyncStateMismatch, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.redaction import redact
@@ -82,9 +83,9 @@ class ChangefeedInfo:
     sink: str
     """Address of the sink, without secrets; its TLS files are flags of the captures."""
     keyspace_id: int
-    start_key: bytes
+    start_key: Hex
     """User keys; an empty end is no end."""
-    end_key: bytes
+    end_key: Hex
     start_ts: int
     """Changes with a larger ts are replicated."""
     created_ms: int
@@ -144,9 +145,9 @@ class ChangefeedTask:
 
     changefeed: str
     number: int
-    start: bytes
+    start: Hex
     """First RPC key."""
-    end: bytes
+    end: Hex
     capture: str = ""
     """Id of the capture that follows it; empty = none."""
     epoch: int = 0

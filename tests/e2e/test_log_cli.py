@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 from tests.unit.archive.samples import LOG, START, STEP, store_at, write_log
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import Segment
-from tikv_br.backupset.records import read_record, write_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store

@@ -15,7 +15,8 @@ from tests.integration.s3_servers import BUCKET, S3Server, moto_server, versityg
 from tests.support.ledgers import read_entries
 from tests.support.waiting import eventually
 from tests.unit.backupset.samples import describe, do_all, do_task
-from tikv_br.backupset import layout, lease, records
+from tikv_br import records
+from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.lease import Lease, LeaseOwner, PathLease
 from tikv_br.backupset.ledger import write_entry

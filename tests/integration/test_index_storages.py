@@ -17,7 +17,7 @@ from tests.e2e.command import PROGRAM, environment
 from tests.integration.s3_servers import SECRET_KEY, moto_server, versitygw_server
 from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import DAY_MS, FIRST_MS, index_entry, make_backup, names, shelve
-from tikv_br.backupset import records
+from tikv_br import records
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index, add_to_index, entry_name, rebuild
 from tikv_br.backupset.prune import Policy, execute, plan

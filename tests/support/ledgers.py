@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.backupset.records import read_record
+from tikv_br.backupset.sealed import read_record
 from tikv_br.storage.base import ObjectStore
 
 

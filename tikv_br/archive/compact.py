@@ -22,7 +22,7 @@ from tikv_br.archive.maintenance import GRACE_SECONDS, RemovalPlan, acquire_lock
 from tikv_br.archive.records import Segment
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.lease import PathLease
-from tikv_br.backupset.records import write_record
+from tikv_br.backupset.sealed import write_record
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts

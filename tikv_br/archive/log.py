@@ -21,12 +21,13 @@ from tikv_br.archive.records import (
     checkpoint_epoch,
 )
 from tikv_br.backupset.files import FileEntry, replaced_size_damage, verify_file_content, verify_file_identity
-from tikv_br.backupset.records import load, read_record
 from tikv_br.backupset.rows import read_rows
+from tikv_br.backupset.sealed import read_record
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, BackupNotFound, LogDamaged, StorageObjectMissing, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
+from tikv_br.records import load
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.url import StorageLocation
 

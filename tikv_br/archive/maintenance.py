@@ -12,7 +12,7 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import CONTROL, DATA, SEGMENTS, TRUNCATION, Control, LogState, SegmentName, Truncation
 from tikv_br.backupset import lease
 from tikv_br.backupset.lease import PathLease
-from tikv_br.backupset.records import read_record, write_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.cluster.timestamps import physical_ms, show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageObjectMissing, UsageError
 from tikv_br.storage.base import ObjectStore

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.layout import interval_id
-from tikv_br.backupset.records import LATER
 from tikv_br.errors import UsageError
-from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.json_types import ApiLabel, Hex
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.records import LATER
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT
 from tikv_br.storage.url import StorageLocation
 
@@ -58,7 +58,7 @@ class LogDescription:
     log_id: str
     tool_version: str
     cluster_id: int
-    api_version: ApiVersion
+    api_version: ApiLabel
     keyspace_id: int
     ranges: tuple[KeyRange, ...]
     """Ranges of the log, as RPC keys."""
@@ -94,9 +94,9 @@ class InexactPeriod:
     The state of the keys at `from_ts` and before, and at `to_ts` and later, is complete.
     """
 
-    start: bytes
+    start: Hex
     """RPC keys, as in `span`."""
-    end: bytes
+    end: Hex
     """Exclusive; ``b""`` = unbounded."""
     from_ts: int
     to_ts: int
@@ -124,9 +124,9 @@ def merge_periods(periods: Iterable[InexactPeriod]) -> tuple[InexactPeriod, ...]
 class MissedIngest:
     """Times and span of rows ingested with older timestamps: no segment has them."""
 
-    start: bytes
+    start: Hex
     """RPC keys, as in `span`."""
-    end: bytes
+    end: Hex
     """Exclusive; ``b""`` = unbounded."""
     from_ts: int
     to_ts: int
@@ -147,9 +147,9 @@ class Segment:
     """
 
     log_id: str
-    start: bytes
+    start: Hex
     """RPC keys, as in `span`."""
-    end: bytes
+    end: Hex
     """Exclusive; ``b""`` = unbounded."""
     from_ts: int
     """Lower bound of ts, exclusive."""

@@ -25,7 +25,7 @@ from tikv_br.archive.records import (
     merge_periods,
 )
 from tikv_br.backupset.files import FileEntry, FileWriter
-from tikv_br.backupset.records import dump, read_record, seal, write_record
+from tikv_br.backupset.sealed import read_record, seal, write_record
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageConflict, StorageObjectMissing, SyncStateMismatch
@@ -33,6 +33,7 @@ from tikv_br.formats import columns, parquet
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.formats.order import by_version
+from tikv_br.records import dump
 from tikv_br.storage.base import ObjectStore
 
 BATCH_OVERHEAD = 2048

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from tikv_br.backupset import index, layout
 from tikv_br.backupset.index import place_of
-from tikv_br.backupset.records import read_record, write_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import BackupSetError, StorageObjectMissing, UsageError
 from tikv_br.progress_events import Notice, Reporter
 from tikv_br.storage.base import ObjectStore, exists

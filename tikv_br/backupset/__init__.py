@@ -7,7 +7,7 @@ Modules, in reading order:
 - `layout`: names of a backup's objects
 - `backup_set`: makes a backup, and opens one
 - `manifest`: the manifest and `backupmeta`
-- `records`: JSON records with a version and a hash, encrypted if the backup is
+- `sealed`: records (`tikv_br.records`) in the storage, encrypted if the backup is
 - `files`: the record of a data file, its writer, and the checks of its identity
 - `coverage`: proof that files cover the ranges of a backup
 - `ledger`: what each task has done, for resuming

@@ -37,7 +37,6 @@ from tikv_br.backupset.manifest import (
     decode,
     encode,
 )
-from tikv_br.backupset.records import RecordList
 from tikv_br.cluster.versions import lacks_expiry
 from tikv_br.errors import (
     BackupDamaged,
@@ -52,6 +51,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.records import RecordList
 from tikv_br.storage.base import ObjectStore, create_once, exists
 from tikv_br.storage.crypter import PLAIN, Crypter
 from tikv_br.storage.open import open_store

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tikv_br.errors import BackupUnsupported, CoverageError, NothingMatched
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.codec import PREFIX_SIZE, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, user_range
 from tikv_br.formats.keys.text import show_both
@@ -78,8 +79,8 @@ MAX_PARTS = 1000
 class RegionPart:
     """Size of one region, or of several neighbouring ones, when it was backed up. RPC keys, as in the files."""
 
-    start: bytes
-    end: bytes
+    start: Hex
+    end: Hex
     """Exclusive; ``b""`` = unbounded."""
     total_kvs: int
     total_bytes: int

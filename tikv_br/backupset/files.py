@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.errors import FormatError
+from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore, read_chunks
 from tikv_br.storage.crypter import new_iv
@@ -60,17 +61,17 @@ class FileEntry:
     name: str
     size: int
     """Bytes; 0 = not recorded (only by other tools)."""
-    start_key: bytes
-    end_key: bytes
+    start_key: Hex
+    end_key: Hex
     """Exclusive; ``b""`` = unbounded."""
     crc64xor: int
     """Over the live rows, as stores compute it: RPC key and user value."""
     total_kvs: int
     total_bytes: int
     """Keys and values, before encoding and compression."""
-    sha256: bytes = b""
+    sha256: Hex = b""
     """Hash of the stored bytes."""
-    tail_sha256: bytes = b""
+    tail_sha256: Hex = b""
     tail_size: int = 0
     """Bytes at the end that `tail_sha256` covers."""
     etag: str = ""
@@ -79,7 +80,7 @@ class FileEntry:
     max_ts: int = 0
     """Smallest and largest ts of the rows (TSO); 0 = the rows have none, or it is not known."""
     expiry: Expiry = field(default_factory=Expiry)
-    cipher_iv: bytes = b""
+    cipher_iv: Hex = b""
     """Initialization vector in an encrypted backup; stores also return one for plain files, where it has no meaning."""
 
     @property

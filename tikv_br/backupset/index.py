@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from tikv_br.backupset import layout, records
+from tikv_br import records
+from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import (
     BackupDamaged,
@@ -24,6 +25,7 @@ from tikv_br.errors import (
     UsageError,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.json_types import ApiLabel
 from tikv_br.storage.base import ObjectStore, check_name, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -53,9 +55,9 @@ class IndexEntry:
     engine: str
     """``scan``, ``store`` or `FOREIGN_ENGINE`."""
     file_format: str
-    api_version: ApiVersion | None
+    api_version: ApiLabel | None
     """API version of the source."""
-    dst_api_version: ApiVersion
+    dst_api_version: ApiLabel
     """API version of the files."""
     cluster_id: int
     scope: str

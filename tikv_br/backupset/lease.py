@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tikv_br import run_id
-from tikv_br.backupset import layout, records
+from tikv_br import records, run_id
+from tikv_br.backupset import layout
 from tikv_br.cancellation import clean_up
 from tikv_br.errors import (
     BackupDamaged,

@@ -16,11 +16,13 @@ from typing import Protocol, TypeVar
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.records import LATER, read_record, write_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.cancellation import inherit
 from tikv_br.errors import BackupDamaged, CoverageError, StorageObjectMissing
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.records import LATER
 from tikv_br.storage.base import ObjectStore
 
 READ_THREADS = 16
@@ -36,9 +38,9 @@ _START_OVER = (
 class LedgerEntry:
     """An attempt has finished its interval: the files have all of its rows. No files = the interval is empty."""
 
-    start: bytes
+    start: Hex
     """RPC keys of the source, as planned; `end` empty = unbounded."""
-    end: bytes
+    end: Hex
     attempt: str
     """The attempt's own name: letters, digits and ``-``."""
     files: tuple[FileEntry, ...]

@@ -11,14 +11,17 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from tikv_br.backupset import layout, records
+from tikv_br import records
+from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry, FileKind
-from tikv_br.backupset.records import LATER, meta_mismatch, seal, seal_meta, unseal, unseal_meta
+from tikv_br.backupset.sealed import meta_mismatch, seal, seal_meta, unseal, unseal_meta
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
 from tikv_br.formats.api_version import V3_NUMBER, V3_REFUSED, ApiVersion
+from tikv_br.formats.json_types import ApiLabel, Hex
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.records import LATER, RecordSequence
 from tikv_br.resume_options import MAY_CHANGE
 from tikv_br.storage.base import ObjectStore, check_name
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
@@ -36,9 +39,9 @@ class Description:
     compression: str
     cluster_id: int
     cluster_version: str = field(metadata=MAY_CHANGE)
-    api_version: ApiVersion
+    api_version: ApiLabel
     """API version of the source."""
-    dst_api_version: ApiVersion
+    dst_api_version: ApiLabel
     """API version of the files."""
     source_ranges: tuple[KeyRange, ...]
     """RPC keys of the source."""
@@ -62,7 +65,7 @@ class Description:
     """TSO after the last row was read: from then on, base and log give every row of any time. 0 = not recorded."""
     since_ts: int = field(default=0, metadata=LATER)
     """Lower limit of the changes in an incremental backup, exclusive: the parent's backup-ts."""
-    parent_sha256: bytes = field(default=b"", metadata=LATER)
+    parent_sha256: Hex = field(default=b"", metadata=LATER)
     """Hash of the parent's `backupmeta`: distinguishes the parent from another backup at its URL."""
     merged_from: tuple[str, ...] = field(default=(), metadata=LATER)
     """URLs of the backups and the log that a merged backup was made from, without credentials."""
@@ -92,9 +95,9 @@ class Manifest:
 
     description: Description
     statistics: Statistics
-    files: Sequence[FileEntry]
+    files: RecordSequence[FileEntry]
     """A tuple, or the `RecordList` of a commit."""
-    backupmeta_sha256: bytes
+    backupmeta_sha256: Hex
     """Hash of `backupmeta` as written: detects an edited one."""
     regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
     """Regions that the rows came from; empty = not recorded."""

@@ -23,7 +23,6 @@ from tikv_br.backupset.index import (
     removal_name,
 )
 from tikv_br.backupset.lease import PathLease
-from tikv_br.backupset.records import dump, load
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -33,6 +32,7 @@ from tikv_br.errors import (
     StorageObjectMissing,
     UsageError,
 )
+from tikv_br.records import dump, load
 from tikv_br.storage.base import ObjectStore, exists
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from tikv_br import resume_options
 from tikv_br.backupset import layout
 from tikv_br.backupset.manifest import Description
-from tikv_br.backupset.records import LATER, read_record, write_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import BackupPathInUse, StorageConflict, StorageObjectMissing
+from tikv_br.records import LATER
 from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.base import ObjectStore, exists
 

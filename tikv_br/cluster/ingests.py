@@ -21,8 +21,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from tikv_br import __version__
-from tikv_br.backupset import records
+from tikv_br import __version__, records
 from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, KeyValue, Put, modified_at, unchanged
 from tikv_br.errors import BackupDamaged, BackupUnsupported, EtcdRefused

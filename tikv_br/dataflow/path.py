@@ -14,8 +14,8 @@ from tikv_br.backupset.files import verify_file_identity
 from tikv_br.backupset.index import place_of
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.backupset.manifest import Description
-from tikv_br.backupset.records import read_record
 from tikv_br.backupset.run_record import PathState, RunRecord
+from tikv_br.backupset.sealed import read_record
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CrypterMismatch, ResumeRefused, StorageError
 from tikv_br.progress_events import Notice

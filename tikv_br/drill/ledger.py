@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tikv_br.backupset import records
+from tikv_br import records
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.run import abort_backup
 from tikv_br.drill.history import backup_path
 from tikv_br.errors import BackupDamaged, BackupPathInUse, DrillRemains, LeaseHeld, TikvBrError
-from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.json_types import ApiLabel, Hex
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -62,7 +62,7 @@ class OwnedRows:
     """Place of a drill's rows: ranges that were empty when the drill acquired them."""
 
     cluster_id: int
-    api_version: ApiVersion
+    api_version: ApiLabel
     keyspace: int | None
     """The keyspace that the drill owns; None = the drill owns the whole cluster."""
     ranges: tuple[KeyRange, ...]
@@ -76,10 +76,10 @@ class OldKeys:
     cluster_id: int
     pd: tuple[str, ...]
     tls: tuple[str, ...]
-    api_version: ApiVersion
+    api_version: ApiLabel
     claims: tuple[KeyRange, ...]
     keyspace: int | None
-    prefix: bytes
+    prefix: Hex
     backup: str
     proven: Checksum | None
 

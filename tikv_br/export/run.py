@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
-from tikv_br import __version__, run_id
-from tikv_br.backupset import layout, lease, records
+from tikv_br import __version__, records, run_id
+from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of, nothing_matched
 from tikv_br.backupset.rows import has_rows, keyspaces_of

@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.records import LATER, read_record, write_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.records import LATER
 from tikv_br.retry import STORAGE_UNREACHABLE, RetryPolicy
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store

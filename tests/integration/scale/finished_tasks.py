@@ -13,7 +13,8 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from tikv_br.backupset import layout, records
+from tikv_br import records
+from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry

@@ -17,11 +17,11 @@ from tests.integration.truth.conftest import ROWS, Ended, World, tikv_br
 from tests.support.live_cluster import contents
 from tikv_br.backupset import run_record
 from tikv_br.backupset.lease import Lease, LeaseOwner
-from tikv_br.backupset.records import dump
 from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.playground.launcher import Home
+from tikv_br.records import dump
 from tikv_br.tasks import pack
 
 BACKUPS = ("sound", "new", "increment", "merged")

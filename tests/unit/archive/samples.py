@@ -12,10 +12,11 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import Checkpoint, LogDescription, Segment
 from tikv_br.archive.writer import FlushOptions, LogWriter
 from tikv_br.backupset.files import FileEntry, FileWriter
-from tikv_br.backupset.records import dump, write_record
+from tikv_br.backupset.sealed import write_record
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.records import dump
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import Crypter
 from tikv_br.storage.open import open_store

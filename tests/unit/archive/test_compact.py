@@ -31,7 +31,7 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import DAY_SECONDS, acquire_lock, plan_clean_up, plan_truncation, remove
 from tikv_br.archive.records import InexactPeriod
 from tikv_br.archive.writer import FlushOptions, LogWriter
-from tikv_br.backupset.records import write_record
+from tikv_br.backupset.sealed import write_record
 from tikv_br.errors import BackupNotFound, LeaseHeld, LogDamaged, TikvBrError, UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, StepFinished, StepStarted

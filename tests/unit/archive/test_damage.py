@@ -14,7 +14,7 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import plan_truncation, set_state, state_of, truncate
 from tikv_br.archive.records import Checkpoint, Control, LogDescription, LogState, Truncation
 from tikv_br.archive.writer import FlushOptions, LogWriter
-from tikv_br.backupset.records import read_record, write_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import LogDamaged, TikvBrError
 from tikv_br.storage.base import ObjectStore
 

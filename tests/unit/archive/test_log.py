@@ -30,7 +30,7 @@ from tikv_br.archive.maintenance import plan_truncation, status_of, truncate
 from tikv_br.archive.records import InexactPeriod, MissedIngest, Segment, SegmentName, Truncation, merge_periods
 from tikv_br.archive.writer import LogWriter
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.records import write_record
+from tikv_br.backupset.sealed import write_record
 from tikv_br.errors import BackupNotFound, LogDamaged, UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore

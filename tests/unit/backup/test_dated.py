@@ -10,7 +10,7 @@ import pytest
 
 from tikv_br.backup.dated import RESUMED_FOR, LastRun, dated_location
 from tikv_br.backupset import layout
-from tikv_br.backupset.records import read_record, write_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import UsageError
 from tikv_br.progress_events import Event, Notice, silent
 from tikv_br.storage.open import open_store

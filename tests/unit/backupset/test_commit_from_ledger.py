@@ -16,10 +16,10 @@ from tikv_br.backupset.coverage import RegionList, RegionPart
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, map_ahead, read_entry, read_ordered, write_entry
 from tikv_br.backupset.manifest import Manifest, MetaContent, MetaEncoder, Statistics, encode
-from tikv_br.backupset.records import RecordList
 from tikv_br.errors import BackupDamaged, CoverageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.records import RecordList
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

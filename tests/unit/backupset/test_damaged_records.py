@@ -11,7 +11,8 @@ from tests.support.damage import Victim, by_kind, cases, kind_of, read_objects
 from tests.support.ledgers import read_entries
 from tests.unit.backupset.samples import describe, do_task
 from tests.unit.backupset.shelves import index_at, shelve
-from tikv_br.backupset import lease, ledger, records, run_record
+from tikv_br import records
+from tikv_br.backupset import lease, ledger, run_record
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.index import removal_name
 from tikv_br.backupset.prune import Policy, Removal, interrupted_removals, plan

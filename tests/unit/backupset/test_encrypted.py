@@ -16,7 +16,7 @@ from tikv_br.backupset import layout, ledger, manifest
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.index import Index, rebuild
 from tikv_br.backupset.prune import remove
-from tikv_br.backupset.records import seal, unseal
+from tikv_br.backupset.sealed import seal, unseal
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch
 from tikv_br.storage.base import ObjectStore

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import index_at, index_entry, make_backup, names, shelve
+from tikv_br import records
 from tikv_br.backupset import index as index_module
-from tikv_br.backupset import records
 from tikv_br.backupset.index import (
     SNAPSHOT,
     Index,

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.faulty_store import FaultyStore
 from tests.support.waiting import eventually
-from tikv_br.backupset import layout, lease, records
+from tikv_br import records
+from tikv_br.backupset import layout, lease
 from tikv_br.backupset.lease import Lease, LeaseOwner, PathLease, acquire, break_lease, newest
 from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable, TikvBrError
 from tikv_br.storage.base import ObjectInfo, ObjectStore

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
-from tikv_br.backupset import layout, lease, records
+from tikv_br import records
+from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.index import Index, entry_name, entry_of_backup, pin_name, removal_name
 from tikv_br.backupset.prune import (

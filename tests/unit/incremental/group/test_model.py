@@ -47,8 +47,8 @@ def state(**values: object) -> GroupState:
 
 VALUES = st.one_of(
     *map(st.from_type, (CaptureInfo, Progress, ChangefeedStatus)),
-    st.builds(ChangefeedInfo, state=st.sampled_from(ChangefeedState)),
-    st.builds(ChangefeedTask),
+    st.builds(ChangefeedInfo, state=st.sampled_from(ChangefeedState), start_key=st.binary(), end_key=st.binary()),
+    st.builds(ChangefeedTask, start=st.binary(), end=st.binary()),
 )
 
 

@@ -1,0 +1,119 @@
+"""Records in a storage, encrypted if the backup is."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from typing import TypeVar
+
+from tikv_br.backupset import layout
+from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch
+from tikv_br.records import FORMAT_VERSION, dump, dump_compact, load
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.crypter import IV_SIZE, KEY_SIZES, Crypter
+
+T = TypeVar("T")
+
+_MARK = b'{"encryption": '
+"""How a sealed record begins, and no other does."""
+_KEY_HINT = "Pass --crypter.key-file with the key that the backup was encrypted with."
+
+
+def write_record(store: ObjectStore, name: str, record: object, *, compact: bool = False) -> None:
+    """Write a dataclass instance as a sealed object, encrypted where the store's place is. Raises `StorageError`."""
+    store.put(name, seal(dump_compact(record) if compact else dump(record), store.location.crypter))
+
+
+def read_record(store: ObjectStore, kind: type[T], name: str) -> T:
+    """Read what `write_record` wrote. Raises `BackupDamaged`, `BackupUnsupported`, `CrypterMismatch`, `StorageError`."""
+    return load(kind, unseal(store.get(name), store.location.crypter, name), name)
+
+
+def seal(record: bytes, crypter: Crypter) -> bytes:
+    """The object's bytes for a record: the record itself, where nothing is encrypted."""
+    if not crypter.encrypts:
+        return record
+    iv = crypter.mac("record", record)[:IV_SIZE]
+    document = {
+        "encryption": crypter.method,
+        "format_version": FORMAT_VERSION,
+        "key_check": _key_check(crypter, iv).hex(),
+        "iv": iv.hex(),
+        "ciphertext": base64.b64encode(crypter.stream(iv)(record)).decode(),
+    }
+    return json.dumps(document).encode()
+
+
+def unseal(data: bytes, crypter: Crypter, name: str) -> bytes:
+    """The record in object ``name``. Raises `CrypterMismatch` for another key or method, `BackupDamaged`."""
+    if not data:
+        raise BackupDamaged(f"{name} is empty")
+    if not data.startswith(_MARK):
+        if crypter.encrypts:
+            raise _not_encrypted(name)
+        return data
+    version, method, key_check, iv, ciphertext = _parse_encrypted_record(data, name)
+    if crypter.method != method:
+        problem = f"the key is for {crypter.method}" if crypter.encrypts else "no key was passed"
+        raise CrypterMismatch(f"{name} is encrypted with {method}, but {problem}", hint=_KEY_HINT)
+    record = crypter.stream(iv)(ciphertext)
+    if crypter.mac("record", record)[:IV_SIZE] != iv:
+        if version > FORMAT_VERSION:
+            raise BackupUnsupported(f"{name} is encrypted in a newer format", hint="Use a newer tikv-br.")
+        if not hmac.compare_digest(key_check, _key_check(crypter, iv)):
+            raise CrypterMismatch(f"{name} is encrypted with another key", hint=_KEY_HINT)
+        raise BackupDamaged(f"{name} is damaged: its decrypted content does not match its checksum")
+    if seal(record, crypter) != data:  # the same content gives the same bytes
+        raise BackupDamaged(f"{name} is damaged: the fields around its ciphertext were changed")
+    return record
+
+
+def seal_meta(data: bytes, crypter: Crypter) -> bytes:
+    """`backupmeta` as the Go tool encrypts it."""
+    if not crypter.encrypts:
+        return data
+    iv = crypter.mac("backupmeta", data)[:IV_SIZE]
+    return iv + crypter.stream(iv)(data)
+
+
+def unseal_meta(data: bytes, crypter: Crypter) -> bytes:
+    """`backupmeta` decrypted with this key; a wrong key gives bytes that do not parse."""
+    return crypter.stream(data[:IV_SIZE])(data[IV_SIZE:]) if crypter.encrypts and len(data) > IV_SIZE else data
+
+
+def meta_mismatch(crypter: Crypter, *, readable_as_it_is: bool) -> CrypterMismatch:
+    """Why `backupmeta` does not read with a key, or without one."""
+    if readable_as_it_is:
+        return _not_encrypted(layout.META)
+    if crypter.encrypts:
+        return CrypterMismatch(
+            f"{layout.META} cannot be read with this key and {crypter.method}: wrong key, or not a backup",
+            hint=_KEY_HINT,
+        )
+    return CrypterMismatch(f"{layout.META} is encrypted, or is not a backup", hint=_KEY_HINT)
+
+
+def _not_encrypted(name: str) -> CrypterMismatch:
+    return CrypterMismatch(
+        f"{name} is not encrypted, but a key was passed",
+        hint="If this is the right backup, leave out --crypter.*, or pass --crypter.method plaintext.",
+    )
+
+
+def _key_check(crypter: Crypter, iv: bytes) -> bytes:
+    return crypter.mac("key check", iv)
+
+
+def _parse_encrypted_record(data: bytes, name: str) -> tuple[int, str, bytes, bytes, bytes]:
+    """Format version, method, key check, IV and ciphertext of a sealed record. Raises `BackupDamaged`."""
+    try:
+        document = json.loads(data)
+        version, method = int(document["format_version"]), str(document["encryption"])
+        key_check, iv = bytes.fromhex(document["key_check"]), bytes.fromhex(document["iv"])
+        ciphertext = base64.b64decode(document["ciphertext"], validate=True)
+    except (ValueError, TypeError, KeyError):
+        raise BackupDamaged(f"{name} is damaged: it is not a valid encrypted record") from None
+    if len(iv) != IV_SIZE or method not in KEY_SIZES:
+        raise BackupDamaged(f"{name} is damaged: its encryption method is unknown")
+    return version, method, key_check, iv, ciphertext
