@@ -75,7 +75,7 @@ def checksums(
 
 @dataclass(frozen=True, slots=True)
 class FoldedRows:
-    """Rows whose checksum is to be taken, whatever prefix their keys may have."""
+    """Rows reduced to what their checksum with any prefix of keys depends on."""
 
     folded: Bytes
     """XOR of the rows, aligned at their ends: shape (bytes of the longest row,)."""

@@ -135,7 +135,7 @@ def _fill_cache(package: Path, folder: Path) -> None:
 
 @functools.cache
 def _temporary_folder() -> str:
-    """A folder for machine code that nobody else can write to: it is run as it is found. Empty where there is none."""
+    """Folder for machine code that only this user can write to, because it is run unchecked. Empty if there is none."""
     folder = _private_folder()
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)

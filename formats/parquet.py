@@ -96,7 +96,7 @@ class ParquetWriter:
 
 
 def write_rows(sink: Sink, rows: pa.RecordBatch, group_rows: int) -> None:
-    """Write sorted rows as one file, in row groups of so many. Raises as `ParquetWriter`."""
+    """Write sorted rows as one file, in row groups of `group_rows`. Raises as `ParquetWriter`."""
     writer = ParquetWriter(sink, ParquetOptions(group_rows=group_rows))
     try:
         for first in range(0, rows.num_rows, group_rows):

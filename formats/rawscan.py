@@ -24,7 +24,7 @@ class RawPage:
     """The same as it came over the wire, proven to hold well-formed pairs and nothing else."""
 
     data: Bytes
-    """The serialized ``kvrpcpb.RawScanResponse``, which nobody changes."""
+    """Serialized ``kvrpcpb.RawScanResponse``; must not be modified."""
     rows: int
     key_bytes: int
     value_bytes: int

@@ -39,7 +39,7 @@ class SstFacts:
     """First key as in the file: with the ``z`` and, in V2, the timestamp."""
     last_key: bytes
     raw_key_size: int
-    """Bytes of keys before compression, eight more a row than user keys have; 0 = not said."""
+    """Bytes of keys before compression, eight more a row than user keys have; 0 = unknown."""
     raw_value_size: int
 
 

@@ -137,7 +137,7 @@ class _Columns:
 
 
 class _Cursor:
-    """The place in a block where decoding goes on."""
+    """Position in a block at which decoding continues."""
 
     def __init__(self) -> None:
         self._fields = np.zeros(decode.CURSOR_SIZE, np.int64)

@@ -178,7 +178,7 @@ class SstWriter:
         )
 
     def _run(self, kernel: Kernel, longest_key: int) -> None:
-        """Have the kernel append rows whose storage keys have at most so many bytes; raises as `append_page`."""
+        """Append rows whose storage keys have at most `longest_key` bytes, by the kernel; raises as `append_page`."""
         arena = self._arena
         if not arena.has_slots_for(longest_key):
             self._write_sealed()

@@ -51,7 +51,7 @@ def sub_spans(pd: RegionApi, changefeed: ChangefeedInfo) -> list[KeyRange]:
 
 
 def cut(whole: KeyRange, borders: Sequence[bytes], parts: int) -> list[KeyRange]:
-    """A range in at most so many parts of about equally many regions, which meet at `borders` (ascending RPC keys)."""
+    """Divide a range into at most `parts` ranges of about equally many regions, which meet at `borders` (ascending RPC keys)."""
     inner = [key for key in borders if whole.start < key < whole.end]
     count = min(parts, len(inner) + 1)
     chosen = [inner[at * (len(inner) + 1) // count - 1] for at in range(1, count)]
@@ -90,7 +90,7 @@ class CaptureOwner:
         self._reported_damaged: dict[str, str] = {}
 
     def run(self, stop: threading.Event, every: float) -> None:
-        """Call `step` every so many seconds until `stop`; errors of etcd are logged."""
+        """Call `step` periodically until `stop`; errors of etcd are logged."""
         while not stop.wait(every):
             try:
                 self.step()

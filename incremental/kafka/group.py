@@ -386,7 +386,7 @@ class TopicGroup:
             raise self._failure
 
     def _on_assign(self, consumer: Any, assigned: list[Any]) -> None:  # noqa: ANN401 - the client's types
-        """Start at our positions, or if there are none, where the group left off."""
+        """Start at our positions or, without any, at those of the group."""
         given = {each.partition for each in assigned}
         try:
             if not given >= set(self._partitions):

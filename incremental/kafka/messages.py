@@ -185,7 +185,7 @@ def _open_value(change: Change) -> bytes:
 
 
 def _chunks(data: bytes, what: str) -> list[bytes]:
-    """Split what consists of lengths of 8 bytes and so many bytes each."""
+    """Split a sequence of chunks, each after its length in 8 bytes."""
     chunks, at = [], 0
     while at < len(data):
         start = at + 8

@@ -50,7 +50,7 @@ def _unfenced() -> None:
 
 @dataclass(slots=True)
 class _Delivery:
-    """Messages on their way to the brokers, and what these have said of them."""
+    """Messages sent to the brokers, with the brokers' answers."""
 
     messages: Sequence[tuple[int, KafkaMessage]]
     """Messages with their partitions."""

@@ -234,7 +234,7 @@ def compaction_steps(options: CompactionOptions) -> list[Step[CompactionContext]
 
 
 def acquire_log_lock(context: CompactionContext) -> None:
-    """Keep other compactions and truncations away. The log is opened first, so that no lock is written where there is none."""
+    """Exclude other compactions and truncations. The log is opened first, so that no lock is written without a log."""
     options = context.options
     LogArchive.describe(context.store, options.log_id)
     context.lease = acquire_lock(context.store, options.log_id, "log compact", options.lock_wait)

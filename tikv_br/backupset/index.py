@@ -108,7 +108,7 @@ def check_paths(paths: Iterable[str], name: str) -> None:
 
 
 def entry_of(path: str, made: Manifest) -> IndexEntry:
-    """The entry of a backup of ours that lies at ``path``."""
+    """Return the entry of our backup at ``path``."""
     description, sums = made.description, made.statistics
     return IndexEntry(
         id=_id(path, made.backupmeta_sha256),

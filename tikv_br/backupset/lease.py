@@ -144,7 +144,7 @@ class NewestLease:
     """The highest number of a path."""
 
     number: int
-    """0 = there is none."""
+    """Number of the newest lease; 0 = there is none."""
     lease: Lease | None
 
     @property
@@ -245,7 +245,7 @@ class PathLease:
         self._thread: threading.Thread | None = None
 
     def start(self, renew_every: float) -> None:
-        """Renew it every so many seconds from now on."""
+        """Renew it every `renew_every` seconds from now on."""
         self._thread = threading.Thread(target=self._keep, args=(renew_every,), name="lease", daemon=True)
         self._thread.start()
 

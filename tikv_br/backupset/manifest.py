@@ -183,7 +183,7 @@ def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
 
 
 class MetaEncoder:
-    """Makes `backupmeta` of files that are added one after another and not kept: byte for byte what `encode` makes of all of them."""
+    """Encodes `backupmeta` from files that are added one by one and not kept; the bytes equal those of `encode`."""
 
     def __init__(self, content: MetaContent) -> None:
         """``content`` has no files. Raises what `decode` would of it."""

@@ -38,7 +38,7 @@ def write_run(store: ObjectStore, record: RunRecord) -> None:
 
 
 def read_run(store: ObjectStore) -> RunRecord | None:
-    """The run that has begun at the path; None where there is none. Raises `CrypterMismatch`, `BackupDamaged`, `BackupUnsupported`."""
+    """Return the unfinished run at the path, or None. Raises `CrypterMismatch`, `BackupDamaged`, `BackupUnsupported`."""
     try:
         return read_record(store, RunRecord, layout.RUN)
     except StorageObjectMissing:

@@ -110,7 +110,7 @@ class FileInput:
     schema: pa.Schema
     """Schema of the columns that are used."""
     columns: tuple[str, ...]
-    """All columns, as far as they are known."""
+    """All known columns."""
 
 
 def open_files(source: Input, clouds: CloudFlags, most_bytes: int, *, reason: str = "") -> FileInput:

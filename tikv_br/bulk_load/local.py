@@ -84,7 +84,7 @@ class SortedRuns:
             self.problems += problems
 
     def partitions(self, count: int | None) -> list[Partition]:
-        """Partitions of about the same size, so many or of about `RANGE_BYTES`."""
+        """Partitions of about the same size: the requested number, or of about `RANGE_BYTES`."""
         at_least = _threads() if self.size >= SMALL_BYTES else 1
         wanted = count or max(-(-self.size // RANGE_BYTES), at_least)
         each = max(-(-self.size // (wanted * RUN_BYTES)), 1)

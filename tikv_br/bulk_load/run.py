@@ -32,7 +32,7 @@ from tikv_br.tasks.executor import ExecutorChoice, ExecutorOptions
 from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
 
 NO_STAGING = StorageLocation("local", "/nonexistent")
-"""Stands for the staging where there is none; nothing opens it."""
+"""Placeholder for the location of a load without staging; nothing opens it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def storage_probes(location: StorageLocation | None) -> tuple[Probe, ...]:
 
 
 def remove_scratch(context: ProbeContext) -> None:
-    """Remove whatever is still in the run's folder. Raises `StorageError`, `ProbeSkipped`."""
+    """Remove the remaining objects of the run's folder. Raises `StorageError`, `ProbeSkipped`."""
     store = context.store
     for info in list(store.list(context.scratch)):
         store.delete(info.name)

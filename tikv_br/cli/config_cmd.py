@@ -168,7 +168,7 @@ def _commented(name: str, option: TyperOption) -> Iterator[str]:
 
 
 def _split(words: Sequence[str], commands: dict[CommandPath, TyperCommand]) -> tuple[CommandPath | None, list[str]]:
-    """The command that the words begin with, and the flags after it. Raises `UsageError` if there is none."""
+    """Return the command at the start of the words, and the flags after it. Raises `UsageError` if there is no command."""
     if not words:
         return None, []
     for length in range(len(words), 0, -1):

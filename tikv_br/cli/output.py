@@ -78,7 +78,7 @@ def reporting(command: str, path: str) -> contextlib.AbstractContextManager[Draf
 
 
 def _usage_error(error: typer.TyperException) -> UsageError:
-    """Typer's usage error as one of ours."""
+    """Convert Typer's usage error to `UsageError`."""
     context: typer.Context | None = getattr(error, "ctx", None)
     hint = f"See `{context.command_path} --help`." if context is not None else None
     message = error.format_message()

@@ -256,5 +256,5 @@ def _problem(option: TyperOption, value: object, context: typer.Context) -> str:
 
 
 def kind_of(option: TyperOption) -> type:
-    """The TOML type that a flag takes. Durations, sizes and whatever else is parsed later are strings."""
+    """Return the TOML type of a flag. Durations, sizes and other values that are parsed later are strings."""
     return list if option.multiple else {"bool": bool, "int": int, "float": float}.get(option.bare_type(), str)

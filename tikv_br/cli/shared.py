@@ -599,7 +599,7 @@ def _flag_of(name: str) -> str:
 
 
 def complete_id(context: typer.Context, incomplete: str) -> list[str]:
-    """Ids of the index at the flag that names its root, for the shell: silent whatever is wrong."""
+    """Complete ids of the index at the flag that names its root; errors give no suggestions."""
     storage = next(filter(None, map(context.params.get, ROOTS)), None)
     if not storage:
         return []

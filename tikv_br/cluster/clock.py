@@ -59,7 +59,7 @@ def _stands_still(pd: TimestampSource) -> bool:
 
 
 def seconds_now(ahead: float = 0.0) -> int:
-    """Whole seconds since the epoch, by a clock that this machine's is so many seconds ahead of."""
+    """Return whole seconds since the epoch, by a clock that this machine's is `ahead` seconds ahead of."""
     return int(time.time() - ahead)
 
 

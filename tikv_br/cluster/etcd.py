@@ -52,7 +52,7 @@ from tikv_br.errors import (
 REQUEST_TIMEOUT = 5.0
 RETRY_BUDGET = 15.0
 _OVERLOADED = "too many requests"
-"""Part of what etcd says before it looks at a request; the status is that of a full database, which passes by no waiting."""
+"""Text of etcd's refusal of a request that it did not execute. A full database has the same status, but no retry helps there."""
 _OLD_TOKEN = "revision of auth store is old"  # noqa: S105 - what etcd says, no secret
 _TRANSIENT = frozenset(
     {

@@ -142,7 +142,7 @@ class PdHttp:
         return list(cast("Sequence[str]", self._request("GET", path) or ()))
 
     def pause_scheduler(self, name: str, seconds: int) -> None:
-        """Pause a scheduler for so many seconds; 0 resumes it."""
+        """Pause a scheduler for `seconds`; 0 resumes it."""
         self._request("POST", f"/schedulers/{quote(name, safe='')}", {"delay": seconds})
 
     def document(self, path: str) -> object:

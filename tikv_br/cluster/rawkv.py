@@ -319,7 +319,7 @@ class RawClient:
         return None
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """The last key of [start, end), as far as regions show it; None when there is none.
+        """The last key of [start, end) according to the regions; None if there is none.
 
         Of a range without end before V2 keys of ten and more leading 0xFF are overlooked: servers have no reverse scan
         from the very end.

@@ -158,7 +158,7 @@ class RegionCache:
         return region
 
     def update(self, regions: Iterable[Region]) -> None:
-        """Take these in place of whatever overlaps them."""
+        """Add these regions, and drop those that they overlap."""
         with self._lock:
             for region in regions:
                 self._drop_overlapping(region)

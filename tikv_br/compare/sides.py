@@ -127,7 +127,7 @@ class ClusterSide:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of a file of a backup, by the keys that they have in a cluster. Without a file there are none."""
+    """Rows of a file of a backup, by their keys in a cluster. Without a file there are none."""
 
     store: ObjectStore
     file: FileEntry | None

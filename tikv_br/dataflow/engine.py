@@ -75,7 +75,7 @@ def choose_engine(options: BackupOptions, source: ApiVersion, target: ApiVersion
 
 
 def _unsupported_by_stores(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> str:
-    """The property of the requested files that stores of API ``source`` cannot write; empty if there is none."""
+    """Return the property of the requested files that stores of API ``source`` cannot write; empty if they can."""
     if options.file_kind is FileKind.PARQUET:
         return "Parquet"
     if target not in {source, ApiVersion.V2}:

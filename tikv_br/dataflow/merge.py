@@ -170,7 +170,7 @@ class MergeSources:
 
 
 def sizes_by_key(sources: MergeSources, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
-    """Ascending RPC keys, and about how many bytes are to be read from each to the next; ``files`` are those of the log."""
+    """Return ascending RPC keys with the approximate bytes to read from each to the next; ``files`` are the log's."""
     parts = [(file.start_key, file.end_key, file.total_bytes) for each in sources.backups for file in each.files]
     cuts = {start for start, _, _ in parts}
     if sources.log is not None:

@@ -1,4 +1,4 @@
-"""Reads rows: those of a cluster page by page, those of backups and a log from their files."""
+"""Readers of rows: of a cluster, page by page, and of the files of backups and a log."""
 
 from __future__ import annotations
 

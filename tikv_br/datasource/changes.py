@@ -242,7 +242,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ts
 
     def _last(self, archive: LogArchive) -> int:
-        """The end of the log, whatever is missing before."""
+        """The end of the log, even if earlier changes are missing."""
         spans = self._spans(archive)
         return archive.end_ts(max((gap.to_ts for gap in archive.lost(spans, 0)), default=0), spans)
 

@@ -201,7 +201,10 @@ class TikvReader(DataSourceReader):
         return [RangesPartition(codec, part) for part in parts if part]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition page by page, wherever its regions are by now. Spark passes another partition if there is none."""
+        """Yield the rows of a partition page by page, wherever its regions are.
+
+        Spark passes another partition if there is none.
+        """
         if not isinstance(partition, RangesPartition):
             return
         codec = partition.codec

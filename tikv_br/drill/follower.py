@@ -21,7 +21,7 @@ class SourceFollower:
     tail: Tail
 
     def now_ts(self) -> int:
-        """A timestamp of the source: whatever was written there before has a smaller one."""
+        """Return a timestamp of the source that is larger than those of all earlier writes."""
         return self.plan.clusters.get(self.plan.source).pd.tso()
 
     def lag(self) -> float:

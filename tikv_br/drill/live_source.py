@@ -85,7 +85,7 @@ class SourceComparison:
             self._settle()
 
     def finish(self, rows: int) -> Compared:
-        """Wait until the log has the changes of all keys that differ. Returns the result, of so many restored rows."""
+        """Wait until the log has the changes of all keys that differ; return the result for the restored rows."""
         self._settle()
         how = (
             f"every row read from the source: it is as restored, but for {counted(self._changed, 'key')} with a newer change in "

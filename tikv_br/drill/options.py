@@ -122,7 +122,7 @@ class DrillOptions:
     hooks: Hooks = field(default_factory=Hooks)
 
     def check(self) -> None:
-        """Raise `UsageError` for what is wrong whatever the clusters are."""
+        """Raise `UsageError` for options that are invalid for any clusters."""
         has_range = bool(self.start or self.end)
         if has_range != (self.scenario is Scenario.DELETED_RANGE):
             raise UsageError("--scenario deleted-range needs --start or --end, and no other scenario takes them")

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 MAX_SEED = 2**32 - 1
 INTERVAL_BYTES = 64 << 20
-"""About so many bytes of backup and log are compared at once."""
+"""Approximate size of backup and log that is compared at once."""
 BUFFER_BYTES = 64 << 20
 """Rows that are read before those that are not the newest of their key are dropped."""
 RPO_METHOD = (

@@ -1,4 +1,4 @@
-"""A drill from its options to its report: the steps of each scenario, and what follows them whatever happens."""
+"""A drill from its options to its report: the steps of each scenario, and the final steps that always run."""
 
 from __future__ import annotations
 

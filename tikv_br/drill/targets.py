@@ -251,7 +251,7 @@ class OwnedRowsRemover:
     source: ClusterConfig | None
 
     def remove(self, creation: Creation, drill: str) -> None:
-        """Delete the ranges that a drill owns. Raises `DrillRemains` if they may be somebody else's by now."""
+        """Delete the ranges that a drill owns. Raises `DrillRemains` if they may have another owner by now."""
         rows = _rows_of(creation)
         with Cluster.connect(self._check_is_target(creation, rows, drill)) as cluster:
             if first_key(cluster, rows.ranges) is None:

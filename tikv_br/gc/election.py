@@ -64,7 +64,7 @@ class Candidate:
         return self.leader().key == self.key
 
     def confirm(self, seconds: float) -> None:
-        """Return only if we lead, and will for so many seconds without a further renewal. Raises `EtcdError`."""
+        """Return only if we lead, and will for the next `seconds` without a renewal. Raises `EtcdError`."""
         if not self.is_leader():
             raise EtcdLeaseExpired("another GC worker leads")
         if self._lease.remaining < seconds:

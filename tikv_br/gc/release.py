@@ -43,7 +43,7 @@ def release_unused(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Remove a safe point, found `before`, if nobody renews it for so many seconds. It need not be there any more.
+    """Remove a safe point, found `before`, if nobody renews it for `seconds`. It may already be gone.
 
     Raises `SafePointInUse` if it is renewed, and leaves it as it is; `ClusterError`.
     """

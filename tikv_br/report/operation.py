@@ -116,7 +116,7 @@ class OperationReport:
     figures: tuple[tuple[str, str], ...]
     """The same in a readable form: names and values."""
     backup: BackupFacts | None
-    """None: there is none, or it cannot be read."""
+    """Backup of the operation; None = none, or unreadable."""
     trouble: ReportedError | None
     findings: tuple[Damage, ...]
     phases: tuple[Phase, ...]

@@ -104,9 +104,9 @@ class Newest:
     prefix: str
     """Prefix of paths or URLs; empty = all that have no limit of their own."""
     path: str
-    """Empty = there is none."""
+    """Path of the newest backup; empty = none."""
     finished_ms: int
-    """0 = there is none."""
+    """Time of the newest backup; 0 = none."""
     max_age: float
     """Seconds; 0 = any age will do."""
     too_old: bool

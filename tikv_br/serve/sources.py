@@ -257,7 +257,7 @@ def _sync(value: Mapping[str, Any]) -> Sync:
 
 
 def _number(value: object) -> float:
-    """Raises `ValueError` for what is none."""
+    """Return the value as a float; it must be a finite number. Raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a number")
     return float(value)

@@ -44,7 +44,7 @@ def to_storage_error(error: OSError, place: Path | str, done: str, hints: Hints 
 
 
 def _file_among_folders(place: Path | str) -> Path | None:
-    """The part of a path, or the path itself, that should be a directory and is none."""
+    """Return the part of a path, or the path itself, that is a file instead of a directory."""
     path = Path(place)
     return next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), None)
 

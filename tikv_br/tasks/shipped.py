@@ -40,7 +40,7 @@ def examine_workers(version: str, modules: Iterable[str], rows: Iterable[object]
 
 
 def run_function(version: str, function: bytes, rows: Iterable[object]) -> Iterator[object]:
-    """Yield what the pickled function makes of the rows. Raises `RuntimeError` with `MARK` if it cannot run here."""
+    """Yield the pickled function's results for the rows. Raises `RuntimeError` with `MARK` if it cannot run here."""
     import pickle
     import socket
 

@@ -86,7 +86,7 @@ def read_key(path: Path) -> SecretText:
 
 
 def _create_key(path: Path) -> None:
-    """Write a new key atomically: if several processes do so at once, one wins, and nobody reads a partial key."""
+    """Write a new key atomically: of several processes one wins, and no partial key is ever read."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
