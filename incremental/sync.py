@@ -12,6 +12,7 @@ from functools import partial
 
 from tikv_br.archive.maintenance import check_active, state_of
 from tikv_br.archive.records import LogState
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, EtcdConfig
@@ -35,6 +36,7 @@ from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, EtcdChec
 from tikv_br.incremental.feed.feed import hold_back_for
 from tikv_br.incremental.handover import (
     GC_TTL,
+    FromBackup,
     Start,
     check_has_feed,
     keyspace_codec,
@@ -46,6 +48,7 @@ from tikv_br.incremental.handover import (
 )
 from tikv_br.incremental.pipeline import ChangeSource, PipelineOptions, Replicator, SyncStatus, pipeline
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, unfenced, wait_for_sink
+from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import LogTarget, Target
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.local import Hints
@@ -129,6 +132,8 @@ def sync(
         options = _continued(options, cluster.cluster_id, subject)
         checkpoints = _FencedCheckpoints(stack.enter_context(_checkpoints(options, cluster.cluster_id)), options.fence)
         start_ts = _start_ts(options, cluster, span, checkpoints, subject)
+        if isinstance(sink, TikvSink) and checkpoints.load() is None:
+            _warn_if_not_restored(options, sink)
         keeper = stack.enter_context(_protected(cluster.pd, options, start_ts))
         cluster.ingests.register_follower(keeper.service_id)
         start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
@@ -241,6 +246,19 @@ def _start_ts(
     if isinstance(options.target, LogTarget):
         warn_of_scan_window(options.target.id_for(options.changefeed_id), start_ts, cluster.pd.tso())
     return start_ts
+
+
+def _warn_if_not_restored(options: SyncOptions, sink: TikvSink) -> None:
+    """Warn if the sync starts after a backup with rows of which the sink has none."""
+    if not isinstance(options.start, FromBackup) or not sink.is_empty(options.start_key, options.end_key):
+        return
+    backup = BackupSet.open_any(open_store(options.start.storage))
+    if any(file.total_kvs for file in backup.files):
+        log.warning(
+            "%s is empty, but a sync from a backup copies only later changes: restore %s into it first, or it will lack its rows",
+            sink.place,
+            options.start.storage.redacted(),
+        )
 
 
 def _warn_if_id_in_use(cluster: Cluster, changefeed_id: str) -> None:

@@ -23,7 +23,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
-from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.restore.run import RestoreSummary, check_target_is_empty, restore
 from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
@@ -91,7 +91,7 @@ def restore_to_point(
     """Restore the rows of a timestamp. Raises `TikvBrError`.
 
     `OutsideRestoreWindow`, `LogDamaged`, and errors of a target that is away or of another API version are raised before anything
-    is written. A dry run reads the records of backups and log, and plans the merge.
+    is written. A dry run reads the records of backups and log, plans the merge, and checks that the target is empty.
     """
     wanted = options.restore
     sources = MergeSources.open(wanted.storage, options.log)
@@ -114,6 +114,8 @@ def restore_to_point(
     else:
         with Cluster.connect(wanted.cluster) as target:  # before a merge that may take hours
             target.info(reporter).require_encoding(ApiVersion.V2)
+        if wanted.dry_run:
+            check_target_is_empty(replace(wanted, storage=sources.base.store.location))
         if not wanted.dry_run and not exists(store, layout.RUN):
             abort_backup(work, None, wanted.lock_wait)  # what an interrupted `remove_temporary` left
         merge = MergeOptions(

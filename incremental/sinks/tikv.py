@@ -75,6 +75,10 @@ class TikvSink(Sink):
         self.puts += puts.num_rows
         self.deletes += deletes.num_rows
 
+    def is_empty(self, start: bytes, end: bytes) -> bool:
+        """Whether the sink has no row in a range of user keys."""
+        return self._raw.first_rpc_key(*self._raw.codec.rpc_range(start, end)) is None
+
     def close(self) -> None:
         """See `Sink.close`. Writes in flight after a second signal end when the connections close."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -193,6 +193,11 @@ def test_a_dry_run_prints_the_plan(live: LiveCluster, tmp_path: Path) -> None:
     assert plan["intervals"][0]["start"] == plan["intervals"][-1]["end"] == ""
     assert plan["regions"] == len(live.regions())
     assert not (tmp_path / "backup").exists()
+    shown = run(
+        "-u", live.pd, "-s", str(tmp_path / "backup"), "--dry-run", "--range", r"row\x3a1:row\x3a2", "--allow-empty"
+    ).stdout
+    assert "1 task over 1 region\n" in shown
+    assert "at most" in shown
 
 
 @pytest.mark.parametrize(
@@ -202,7 +207,8 @@ def test_a_dry_run_prints_the_plan(live: LiveCluster, tmp_path: Path) -> None:
         (["--start", "xyz", "--format", "hex"], UsageError, "--start"),
         (["--start", r"C:\data"], UsageError, "--start"),
         (["--format", "hex", "--key-format", "raw"], UsageError, "--key-format"),
-        (["--start", "62", "--end", "61"], UsageError, "must be below"),
+        (["--start", "zzz", "--end", "aaa"], UsageError, "zzz is not below aaa"),
+        (["--range", "user:1:user:2"], UsageError, "is not START:END"),
         (["--dst-api-version", "v9"], UsageError, "v9"),
         (["--compression", "brotli"], UsageError, "brotli"),
         (["--compression", "snappy", "--compression-level", "3"], UsageError, "level"),

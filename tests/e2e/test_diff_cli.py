@@ -90,6 +90,7 @@ def test_a_repair(pair: tuple[str, str]) -> None:
     refused = tikv_br("diff", *sides, "--repair")
     assert refused.code == 2
     assert "--yes" in refused.err
+    assert "with `--repair-delete` it also deletes" in tikv_br("diff", *sides).err
     code, reported = at_a_terminal("no", "diff", *sides, "--repair")
     assert code == 60
     assert "3 keys differ. Write 2 to B?" in reported
@@ -98,6 +99,7 @@ def test_a_repair(pair: tuple[str, str]) -> None:
     assert code == 60
     assert "--repair-delete" in reported
     assert succeed("raw", "get", "--pd", b, "lost").out.strip() == "value"
+    assert "`--repair --repair-delete` deletes" in tikv_br("diff", *sides).err
     repaired = succeed("diff", *sides, "--repair", "--repair-delete", "--yes")
     assert "Equal" in repaired.out
 

@@ -38,7 +38,8 @@ def test_status(playgrounds: Playgrounds, tmp_path: Path) -> None:
         for service, hours in (("tikv-br-sync-east", 30), ("tikvcdc", 1)):
             pd.update_service_safe_point(service, 24 * HOUR, minus_seconds(now, hours * HOUR))
         never = succeed("gc", "status", "--pd", address)
-        assert "warn: GC has never run" in never.out
+        assert "ok: GC has never run, and need not" in never.out
+        assert "gc run" not in never.out
         assert pd.update_service_safe_point("gc_worker", FOREVER, minus_seconds(now, 600)) < now
     reported = succeed("gc", "status", "--pd", address, "--output", "json").lines
     listed = PlaygroundAdmin(address).get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
@@ -56,8 +57,8 @@ def test_status(playgrounds: Playgrounds, tmp_path: Path) -> None:
     assert text[-2].endswith("yes")
     assert 'tikv_br_gc_service_holds_back{kind="sync",service="tikv-br-sync-east"} 1.0' in file.read_text()
     plugin = tikv_br("gc", "status", "--pd", address, "--nagios")
-    assert (plugin.code, plugin.out.count("\n"), plugin.err) == (1, 1, "")
-    assert plugin.out.startswith("TIKV-BR WARNING - gc: GC has never run")
+    assert (plugin.code, plugin.out.count("\n"), plugin.err) == (0, 1, "")
+    assert plugin.out.startswith("TIKV-BR OK - 1 ok")
     with PdClient(ClusterConfig(pd=(address,))) as pd:
         pd.update_gc_safe_point(minus_seconds(now, 30 * HOUR))
     for limits, code, word in (

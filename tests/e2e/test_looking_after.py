@@ -161,10 +161,12 @@ def test_pin_prune_unpin(root: str, tmp_path: Path) -> None:
     assert unconfirmed.code == 2
     assert "--yes" in unconfirmed.err
     assert ids(root) == [second, first]
+    assert "remove" in succeed(*rules, "--dry-run", "--quiet").out
     done = succeed(*rules, "--confirm", "--output", "json").last
     assert (done["message_type"], done["removed"], done["kept"], done["dry_run"]) == ("summary", 1, 1, False)
     assert ids(root) == [second]
     assert not (tmp_path / "root" / "first").exists()
+    assert succeed(*rules, "--yes", "-q").out == ""
     succeed("verify", f"{root}/second", "--level", "data", "--executor", "driver")
 
 

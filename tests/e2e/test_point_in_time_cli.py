@@ -118,6 +118,11 @@ def test_the_example(place: Place) -> None:
     assert done.last["verified"]
     assert contents(place.recovery) == good
     assert not list(place.folder.glob("log/restore-*/*"))
+    refused = tikv_br(*place.words(dry_run), "--output", "json")
+    assert (refused.code, refused.last["name"]) == (40, "TargetNotEmpty")
+    assert "Point in time" in succeed(*place.words(dry_run), "--allow-overwrite", "--quiet").out
+    again = succeed(*place.words(restore), "--allow-overwrite", "--quiet")
+    assert again.out == ""
     merge, repair = commands("Repair the damaged cluster")
     place.run(merge)
     place.run(repair)

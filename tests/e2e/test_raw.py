@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.command import succeed, tikv_br
 from tests.e2e.conftest import VERSIONS, Playgrounds
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pd import PdClient
 
 EVERY_VERSION = pytest.mark.parametrize("version", VERSIONS)
 
@@ -19,7 +21,7 @@ EVERY_VERSION = pytest.mark.parametrize("version", VERSIONS)
 @pytest.fixture
 def pd(playgrounds: Playgrounds, version: str) -> str:
     """Return the address of an emptied cluster of the version that the test asks for."""
-    succeed("raw", "delete-range", "--pd", playgrounds[version], "--confirm")
+    succeed("raw", "delete-range", "--pd", playgrounds[version], "--all", "--confirm")
     return playgrounds[version]
 
 
@@ -118,9 +120,12 @@ def test_wrong_flags_answer_without_a_cluster(pd: str) -> None:
     nowhere = "127.0.0.1:1"
     cases = {
         ("get", "--pd", nowhere, "--format", "hex", "6g"): "not a hex digit",
-        ("scan", "--pd", nowhere, "--start", "b", "--end", "a"): "--start is not less than --end",
-        ("checksum", "--pd", nowhere, "--start", "b", "--end", "b"): "--start is not less than --end",
+        ("scan", "--pd", nowhere, "--start", "zzz", "--end", "aaa"): "--start zzz is not less than --end aaa",
+        ("checksum", "--pd", nowhere, "--start", "b", "--end", "b"): "--start b is not less than --end b",
         ("delete-range", "--pd", nowhere, "--start", "a"): "--yes",
+        ("delete-range", "--pd", nowhere, "--yes"): "--all",
+        ("delete-range", "--pd", nowhere, "--yes", "--all", "--prefix", "a"): "--all cannot be combined",
+        ("scan", "--pd", nowhere, "--prefix", "a", "--end", "b"): "--prefix cannot be combined",
         ("load", "--pd", nowhere): "either FILE or --count",
         ("load", "--pd", nowhere, "--count", "1", "/x.csv"): "either FILE or --count",
         ("load", "--pd", nowhere, "/nowhere/x.csv"): "is not a file",
@@ -133,6 +138,21 @@ def test_wrong_flags_answer_without_a_cluster(pd: str) -> None:
     for arguments, words in cases.items():
         done = tikv_br("raw", *arguments)
         assert (done.code, words in done.err) == (2, True), f"{arguments}: {done}"
+
+
+@pytest.mark.parametrize("version", ["v2"])
+def test_a_prefix(pd: str) -> None:
+    """The keys that begin with it, up to the last byte; who follows the cluster is told that it does not see the deletion."""
+    for key in ("a", "user:1", "user:\\xff", "user;"):
+        succeed("raw", "put", "--pd", pd, key, "v")
+    assert succeed("raw", "scan", "--pd", pd, "--prefix", "user:").out == "user:1\tv\nuser:\\xff\tv\n"
+    assert succeed("raw", "checksum", "--pd", pd, "--prefix", "user:", "--output", "json").last["total_kvs"] == 2
+    with PdClient(ClusterConfig(pd=(pd,))) as client:
+        client.update_service_safe_point("tikv-br-sync-east", 60, client.tso())
+        done = succeed("raw", "delete-range", "--pd", pd, "--prefix", "user:", "--yes")
+        client.update_service_safe_point("tikv-br-sync-east", 0, 0)
+    assert ("tikv-br-sync-east" in done.err, "Deleted 2 rows" in done.out) == (True, True)
+    assert "follow" not in succeed("raw", "delete-range", "--pd", pd, "--all", "--yes").err
 
 
 def test_unreachable_pd_exits_3_in_seconds() -> None:
@@ -150,7 +170,7 @@ def test_scanned_json_loads_again(pd: str, tmp_path: Path) -> None:
     succeed("raw", "import", "--pd", pd, "--count", "1000", "--value-size", "33")
     first = succeed("raw", "scan", "--pd", pd, "--output", "json").out
     (tmp_path / "all.jsonl").write_text(first)
-    succeed("raw", "delete-range", "--pd", pd, "--confirm")
+    succeed("raw", "delete-range", "--pd", pd, "--all", "--confirm")
     assert succeed("raw", "scan", "--pd", pd).out == ""
     succeed("raw", "import", "--pd", pd, str(tmp_path / "all.jsonl"))
     assert succeed("raw", "scan", "--pd", pd, "--output", "json").out == first

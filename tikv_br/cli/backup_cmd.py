@@ -18,6 +18,7 @@ from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.text import HEX_MARK
+from tikv_br.report.facts import counted
 
 if TYPE_CHECKING:
     from tikv_br.dataflow.options import BackupOptions, Loss
@@ -316,10 +317,19 @@ def _render_plan(out: Output, plan: list[Interval]) -> None:
     total, regions = sum(part.size for part in plan), sum(part.regions for part in plan)
     out.result("plan", {"tasks": len(plan), "regions": regions, "approximate_bytes": total, "intervals": intervals})
     rows = [
-        (part.start.hex() or "-", part.end.hex() or "-", human_bytes(part.size), f"{part.regions}")
+        (part.start.hex() or "-", part.end.hex() or "-", _about(part.size, part.regions), f"{part.regions}")
         for part in plan[:PLAN_ROWS]
     ]
-    out.table(("start", "end", "about", "regions"), rows, title=f"{len(plan)} tasks over {regions} regions")
+    out.table(
+        ("start", "end", "about", "regions"),
+        rows,
+        title=f"{counted(len(plan), 'task')} over {counted(regions, 'region')}",
+    )
+
+
+def _about(size: int, regions: int) -> str:
+    """A size as PD knows it: in MiB, at least one for each region."""
+    return f"{'at most ' if size <= regions << 20 else ''}{human_bytes(size)}"
 
 
 def _text(summary: BackupSummary) -> str:

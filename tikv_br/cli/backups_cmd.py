@@ -226,7 +226,8 @@ def _show_plan(flags: PruneFlags, wanted: PrunePlan) -> None:
     rows += [
         ("finish", removal.id, "-", "-", removal.path, "its removal was interrupted") for removal in wanted.interrupted
     ]
-    flags.out.table(PRUNE_COLUMNS, rows, prose=("because",), drop=("path", "size"))
+    is_carried_out = flags.yes and not flags.dry_run
+    flags.out.table(PRUNE_COLUMNS, rows, prose=("because",), drop=("path", "size"), decoration=is_carried_out)
     for ghost in wanted.ghosts:
         log.warning("%s (%s) exists only in the index; `tikv-br list --rebuild` removes it", ghost.path, ghost.id)
 

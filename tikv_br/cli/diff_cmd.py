@@ -201,7 +201,15 @@ def _end(out: Output, summary: DiffSummary) -> None:
     """Print the summary. Raises `DifferencesFound` if differences remain."""
     out.result("summary", asdict(summary), _text(summary))
     if summary.remaining:
-        hint = "Pass --repair-delete to delete rows that only B has." if summary.puts or summary.deletes else None
         raise DifferencesFound(
-            f"{summary.remaining:,} {'key differs' if summary.remaining == 1 else 'keys differ'}", hint=hint
+            f"{summary.remaining:,} {'key differs' if summary.remaining == 1 else 'keys differ'}", hint=_hint(summary)
         )
+
+
+def _hint(summary: DiffSummary) -> str | None:
+    """Which flags would repair what is left; None = those of the error's default hint."""
+    if summary.puts or summary.deletes or (summary.only_b and not summary.only_a + summary.value):
+        return "Only B has rows that differ: `--repair --repair-delete` deletes them." if summary.only_b else None
+    if summary.only_b:
+        return "`--repair` writes to B what it lacks or has otherwise; with `--repair-delete` it also deletes what only B has."
+    return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,12 @@ from tikv_br.cli.output import Output, confirmation, human_seconds
 from tikv_br.cli.sync_options import ServerFlags
 from tikv_br.cli.sync_view import show_address, signals_stop
 from tikv_br.cluster.timestamps import physical_ms, show_time
-from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.errors import ClusterError, TikvBrError, UsageError
 from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
     from tikv_br.check.probe import ProbeOutcome
+    from tikv_br.cluster.config import ClusterConfig
     from tikv_br.gc.metrics import WorkerFigures
     from tikv_br.gc.status import GcReport, ServiceReport
     from tikv_br.gc.watch import WorkerWatch
@@ -43,6 +45,8 @@ METRICS_FILE = (
 
 
 SHORTEST = 1.0
+VERSION_SECONDS = 5.0
+"""How long `gc status` asks the stores for the API version."""
 SHORTEST_LEASE, LONGEST_LEASE = 2.0, 60.0
 
 
@@ -190,19 +194,34 @@ def status(flags: GcStatusFlags) -> None:
             from tikv_br.gc.metrics import write_metrics
 
             write_metrics(Path(flags.metrics_file), found, None)
-        outcome = _judge(found, flags.warn, flags.critical)
+        outcome = _judge(found, flags.warn, flags.critical, lambda: _has_no_versions(config))
         if flags.nagios:
             raise typer.Exit(_nagios(outcome))
     _show(flags.out, found, outcome)
 
 
-def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> ProbeOutcome:
-    """Return the state of GC, with the reason and advice if it is behind."""
+def _has_no_versions(config: ClusterConfig) -> bool:
+    """Whether raw keys have no old versions; False also if no store answers."""
+    from tikv_br.cluster.cluster import Cluster
+    from tikv_br.formats.api_version import ApiVersion
+
+    with contextlib.suppress(ClusterError), Cluster.connect(replace(config, retry_budget=VERSION_SECONDS)) as cluster:
+        return cluster.api_version is not ApiVersion.V2
+    return False
+
+
+def _judge(
+    found: GcReport, warn_seconds: float, critical_seconds: float, has_no_versions: Callable[[], bool]
+) -> ProbeOutcome:
+    """Return the state of GC, with the reason and advice if it is behind. `has_no_versions` is asked if GC has never run."""
     from tikv_br.check.probe import Figure, ProbeOutcome, Status
     from tikv_br.gc.status import OwnerKind
 
     figures = [Figure("services", len(found.services)), Figure("held_back", round(found.held_seconds), "s")]
     unlisted = f"; global and keyspace-level GC barriers cannot be listed: {found.unlisted}" if found.unlisted else ""
+    if found.lag is None and has_no_versions():
+        seen = "GC has never run, and need not: raw keys of this API version have no old versions"
+        return ProbeOutcome(Status.OK, f"{seen}{unlisted}", "", tuple(figures))
     if found.lag is None:
         advice = "Run `tikv-br gc run`: without a GC worker, old versions and tombstones are kept forever."
         return ProbeOutcome(Status.WARN, f"GC has never run{unlisted}", advice, tuple(figures))

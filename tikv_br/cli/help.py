@@ -23,7 +23,7 @@ _PANEL_OF = {
     "TLS": "ca cert key *-ca *-cert sink-key other-key target-key etcd-key mutual-tls",
     "Spark": "executor spark-*",
     "Output": "output config log-level log-file log-format quiet report nagios origin help",
-    "What": "start end range format key-format value-format keyspace to-keyspace rewrite-prefix before since until "
+    "What": "start end range prefix all format key-format value-format keyspace to-keyspace rewrite-prefix before since until "
     "from from-backup from-backup-ts start-ts base backup scenario level subset seed view limit keep-* input "
     "input-* key-column value-column ttl-column order-column full-backup-storage count value-size ttl with-ttl encoding "
     "exact keys within file-format include-foreign restores",

@@ -121,12 +121,17 @@ class Output:
         """Whether results are JSON lines."""
         return self.form is OutputForm.JSON
 
-    def result(self, message_type: str, fields: Mapping[str, object], text: str = "") -> None:
-        """Write one result: a JSON line of ``fields``, or ``text`` for people (nothing if empty)."""
+    def result(
+        self, message_type: str, fields: Mapping[str, object], text: str = "", *, decoration: bool = False
+    ) -> None:
+        """Write one result: a JSON line of ``fields``, or ``text`` for people (nothing if empty).
+
+        --quiet hides the text of summaries and of `decoration`, which is beside what the command is for.
+        """
         if self.is_json:
             head = {"message_type": message_type, "schema_version": SCHEMA_VERSION, "run_id": run_id.current()}
             self.row({**head, **fields}, "")
-        elif text and not _is_hidden(message_type):
+        elif text and not (log.is_quiet() and (decoration or message_type == "summary")):
             self._write(text + "\n")
 
     def row(self, fields: Mapping[str, object], text: str) -> None:
@@ -153,9 +158,13 @@ class Output:
         title: str = "",
         prose: Sequence[str] = (),
         drop: Sequence[str] = (),
+        decoration: bool = False,
     ) -> None:
-        """Write a table for people, see `table.table`; nothing in JSON form, where the caller writes `result` lines instead."""
-        if not self.is_json:
+        """Write a table for people, see `table.table`; nothing in JSON form, where the caller writes `result` lines instead.
+
+        For `decoration` see `result`.
+        """
+        if not (self.is_json or (decoration and log.is_quiet())):
             text = table.table(columns, rows, table.width_of(self._stream), prose=prose, drop=drop)
             self._write((f"{title}\n" if title else "") + text + "\n")
 
@@ -169,7 +178,7 @@ class Output:
         """End a command: JSON ``message_type`` ``summary`` with ``fields``, or ``shown`` for people."""
         if self.is_json:
             self.result("summary", fields)
-        elif not _is_hidden("summary"):
+        elif not log.is_quiet():
             self.pairs(list(shown.items()), title=title)
         self.flush()
 
@@ -187,11 +196,6 @@ class Output:
                 self._stream.flush()
         except OSError as error:
             raise _failure(self._stream, error) from None
-
-
-def _is_hidden(message_type: str) -> bool:
-    """Whether --quiet hides this result: summaries only."""
-    return message_type == "summary" and log.is_quiet()
 
 
 def use_colour(stream: TextIO) -> bool:
@@ -266,7 +270,10 @@ def read_range(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
     """Parse the range [start, end); an empty end means unbounded. Raises `UsageError` if the range is empty."""
     first, last = read_key(start, form, "--start"), read_key(end, form, "--end")
     if last and first >= last:
-        raise UsageError("--start is not less than --end", hint="The range is [start, end). Omit --end for no bound.")
+        raise UsageError(
+            f"--start {quote(first, form)} is not less than --end {quote(last, form)}",
+            hint=r"START is inclusive, END exclusive; an empty END is no bound. In --range a colon of a key is written as \x3a.",
+        )
     return first, last
 
 

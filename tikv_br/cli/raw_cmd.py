@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -16,13 +17,16 @@ from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, confirmation, human_bytes, human_seconds, quote, read_key, show
 from tikv_br.cli.progress import progress_display
-from tikv_br.errors import KeyNotFound, UsageError
+from tikv_br.errors import ClusterError, KeyNotFound, UsageError
 from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import successor
 
 if TYPE_CHECKING:
+    from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.rawkv import RawClient
     from tikv_br.load.sources import RowSource
 
+log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 PAGE_ROWS = 10_000
 TTL_THREADS = 16  # a TTL costs a request of its own
@@ -30,6 +34,9 @@ Pair = tuple[bytes, bytes, int | None]  # key, value, expire_ts if asked for
 
 
 KEY = partial(argument, REQUIRED, "KEY", "Key, as --key-format says: text with \\xNN escapes, or hex:…")
+
+
+PREFIX = partial(flag, "", "Only keys with this prefix, instead of --start and --end.", metavar="KEY")
 
 
 class RawFlags(shared.CommandFlags):
@@ -40,7 +47,13 @@ class RawFlags(shared.CommandFlags):
 
     @contextlib.contextmanager
     def client(self) -> Iterator[RawClient]:
-        """A client of the keyspace. Raises as `Cluster.connect`, and `UsageError`."""
+        """A client of the keyspace. Raises as `connected`."""
+        with self.connected() as (_, client):
+            yield client
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[tuple[Cluster, RawClient]]:
+        """The cluster and a client of the keyspace. Raises as `Cluster.connect`, and `UsageError`."""
         from tikv_br.cluster.cluster import Cluster
         from tikv_br.cluster.versions import RAW
 
@@ -50,7 +63,7 @@ class RawFlags(shared.CommandFlags):
                 client = cluster.raw(cluster.pd.keyspace_id(self.keyspace))
             except UnsupportedFormat as error:
                 raise UsageError(f"--keyspace: {error}") from None
-            yield client
+            yield cluster, client
 
 
 class KeyFlags(RawFlags, shared.KeyFormatFlags):
@@ -68,6 +81,16 @@ class RawRangeFlags(RawFlags):
     """A range of keys."""
 
     range: shared.RangeFlags
+    prefix: str = PREFIX()
+
+    def bounds(self) -> tuple[bytes, bytes]:
+        """Start and end; an empty end means unbounded. Raises `UsageError`."""
+        if not self.prefix:
+            return self.range.bounds()
+        if self.range.start or self.range.end:
+            raise UsageError("--prefix cannot be combined with --start and --end", hint="Pass one of them.")
+        key = read_key(self.prefix, self.range.form, "--prefix")
+        return key, successor(key)
 
 
 @app.callback()
@@ -127,20 +150,48 @@ def delete(flags: KeyFlags) -> None:
 
 class DeleteRangeFlags(RawRangeFlags):
     range: shared.RangeFlags
+    prefix: str = PREFIX()
+    all_keys: bool = flag(
+        False,
+        "Delete all keys of the keyspace. Required without --start, --end and --prefix.",
+        "--all",
+        command_line=True,
+    )
     yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
 
 
-@command(app, "raw delete-range", example="tikv-br raw delete-range --start user:1 --end user:2 --pd 10.0.0.1:2379")
+@command(app, "raw delete-range", example="tikv-br raw delete-range --prefix user:1 --pd 10.0.0.1:2379")
 def delete_range(flags: DeleteRangeFlags) -> None:
     """Delete all keys of a range at once. Writes no tombstones: changefeeds and log archives do not see it."""
-    (first, last), confirm = flags.range.bounds(), confirmation("raw delete-range", yes=flags.yes)
+    (first, last), confirm = flags.bounds(), confirmation("raw delete-range", yes=flags.yes)
+    if flags.all_keys is bool(first + last):
+        raise UsageError(
+            "--all cannot be combined with a range" if flags.all_keys else "no range was given",
+            hint="Pass --start and --end, or --prefix; or --all to delete all keys of the keyspace.",
+        )
     bounds = f"from {quote(first, flags.range.form) or 'the beginning'} to {quote(last, flags.range.form) or 'the end'}"
-    with flags.client() as client:
+    with flags.connected() as (cluster, client):
         rows = client.checksum(first, last).total_kvs
+        if rows and (services := _followers(cluster)):
+            log.warning(
+                "%s: what these syncs, changefeeds or logs write to keeps the rows, as a change feed has no deleted ranges",
+                ", ".join(services),
+            )
         confirm(f"Delete {rows:,} rows {bounds}?")
         client.delete_range(first, last)
     fields = {"start": first.hex(), "end": last.hex(), "total_kvs": rows}
     flags.out.result("delete_range", fields, f"Deleted {rows:,} rows {bounds}.")
+
+
+def _followers(cluster: Cluster) -> list[str]:
+    """The safe points in PD of what follows the cluster, or did within the TTL; none if PD does not list them."""
+    from tikv_br.cluster.pd_http import gc_status
+    from tikv_br.gc.status import OwnerKind, owner_of
+
+    with contextlib.suppress(ClusterError):
+        found = [each.service for each in gc_status(cluster.pd_http).services if each.expires > cluster.clock.now()]
+        return [service for service in found if owner_of(service).kind in {OwnerKind.SYNC, OwnerKind.CDC}]
+    return []
 
 
 @command(app, "raw ttl", example="tikv-br raw ttl user:1 --pd 10.0.0.1:2379")
@@ -159,7 +210,7 @@ def show_ttl(flags: KeyFlags) -> None:
 @command(app, "raw checksum", example="tikv-br raw checksum --start user: --end 'user;' --pd 10.0.0.1:2379")
 def checksum(flags: RawRangeFlags) -> None:
     """Print the checksum of a range as the stores compute it. In API V2 it covers the 4-byte keyspace prefix of the keys."""
-    first, last = flags.range.bounds()
+    first, last = flags.bounds()
     with flags.client() as client:
         found = client.checksum(first, last)
     fields = {"crc64xor": found.crc64xor, "total_kvs": found.total_kvs, "total_bytes": found.total_bytes}
@@ -182,14 +233,15 @@ def whole_seconds(duration: float) -> int:
 
 class ScanFlags(RawRangeFlags):
     range: shared.RangeFlags
+    prefix: str = PREFIX()
     limit: int = flag(0, "Maximum number of pairs to print (0 = all).", limits=(0, shared.MAX_COUNT))
     with_ttl: bool = flag(False, "Also print the expiry of each pair; costs one more request per pair.")
 
 
-@command(app, "raw scan", example="tikv-br raw scan --start user: --limit 10 --pd 10.0.0.1:2379")
+@command(app, "raw scan", example="tikv-br raw scan --prefix user: --limit 10 --pd 10.0.0.1:2379")
 def scan(flags: ScanFlags) -> None:
     """Print the pairs of a range. One line of text each, or a JSON object with key and value in hex."""
-    first, last = flags.range.bounds()
+    first, last = flags.bounds()
     with flags.client() as client:
         pages = _pages(client, first, last, flags.limit)
         if flags.with_ttl:

@@ -17,6 +17,7 @@ from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import BackupSetError, StorageError, UsageError
 from tikv_br.formats.keys.codec import MAX_KEYSPACE
+from tikv_br.report.facts import counted
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
@@ -81,7 +82,10 @@ class RestoreRangeFlags(shared.RangeFlags):
     """The range to restore, as ``--range`` or as ``--start`` and ``--end``."""
 
     span: str = flag(
-        "", "Key range: START (inclusive) to END (exclusive); either may be empty.", "--range", metavar="START:END"
+        "",
+        "Key range: START (inclusive) to END (exclusive); either may be empty; a colon of a key is \\x3a.",
+        "--range",
+        metavar="START:END",
     )
 
     def bounds(self) -> tuple[bytes, bytes]:
@@ -372,7 +376,7 @@ def _render_point(out: Output, done: PointSummary) -> None:
         ("window", f"{show_ts(first)} to {show_ts(last)}"),
         *(("reads", each) for each in done.sources),
     ]
-    out.result("point", fields, listed("Point in time", lines))
+    out.result("point", fields, listed("Point in time", lines), decoration=done.restored is not None)
 
 
 def _check_put(flags: RestoreFlags) -> None:
@@ -427,7 +431,8 @@ def _render_plan(out: Output, plan: RestorePlan) -> None:
         (part.file.name, part.target.start.hex() or "-", part.target.end.hex() or "-", human_bytes(part.file.size))
         for part in plan.parts[:PLAN_ROWS]
     ]
-    title = f"{len(plan.parts)} files into {plan.regions} regions, after {len(plan.splits)} splits"
+    regions, splits = counted(plan.regions, "region"), counted(len(plan.splits), "split")
+    title = f"{counted(len(plan.parts), 'file')} into {regions}, after {splits}"
     out.table(("file", "from", "to", "stored"), rows, title=title)
 
 

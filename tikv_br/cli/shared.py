@@ -181,7 +181,11 @@ class CommandFlags(Flags, shared=True):
         LogForm.TEXT, "Log format: text, or json (one object per line).", callback=_configures_log("form")
     )
     quiet: bool = flag(
-        False, "Only print warnings and errors: no progress and no summary.", "--quiet", "-q", callback=_use_quiet
+        False,
+        "Only print warnings, errors and what the command is asked for, such as rows or the plan of a dry run.",
+        "--quiet",
+        "-q",
+        callback=_use_quiet,
     )
 
     @cached_property
@@ -271,7 +275,9 @@ END = partial(flag, "", "End of the range (exclusive; empty: no bound).", metava
 VALUE_FORM = partial(
     flag, None, "Format of the value.", "--value-format", show_default="as --key-format; raw if that is text"
 )
-RANGE = "Key range: START (inclusive) to END (exclusive); either may be empty (may be repeated)."
+RANGE = (
+    "Key range: START (inclusive) to END (exclusive); either may be empty; a colon of a key is \\x3a (may be repeated)."
+)
 KEYSPACE = partial(flag, "", "Keyspace, by id or name (API V2; default: 0).", shared=True, metavar="ID|NAME")
 ALLOW_EMPTY = partial(
     flag, False, "Succeed if a requested range, keyspace or prefix has no row (default: exit code 66)."

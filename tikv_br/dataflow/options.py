@@ -133,10 +133,11 @@ class BackupOptions:
         for start, end in ordered:
             if end and start >= end:
                 raise UsageError(
-                    f"--start must be below --end, also in each --range: {show_key(start)} is not below {show_key(end)}"
+                    f"--start must be below --end, also in each --range: {show_key(start, 'text')} is not below {show_key(end, 'text')}",
+                    hint=r"In --range a colon of a key is written as \x3a.",
                 )
         for (start, end), (next_start, _) in pairwise(ordered):
             if not end or end > next_start:
                 raise UsageError(
-                    f"--range {show_key(start)}:{show_key(end)} overlaps the range that starts at {show_key(next_start)}"
+                    f"--range {show_key(start, 'text')}:{show_key(end, 'text')} overlaps the range that starts at {show_key(next_start, 'text')}"
                 )

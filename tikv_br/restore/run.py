@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tikv_br.backupset.files import totals
 from tikv_br.cancellation import clean_up
@@ -21,7 +21,7 @@ from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.record import check_none_running, import_mode_records, remove_all, restore_ids, schedulers_of
-from tikv_br.restore.steps import restore_steps
+from tikv_br.restore.steps import check_fit, check_target, connect, plan, read_backup, restore_steps
 from tikv_br.steps import run_steps
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -120,6 +120,14 @@ def restore(
         step_seconds={name: round(value, 3) for name, value in timings.items()},
         overlap_seconds={name: round(value, 3) for name, value in context.overlap_seconds.items()},
     )
+
+
+def check_target_is_empty(options: RestoreOptions) -> None:
+    """Raise `TargetNotEmpty` as a restore of this backup would, without a look at files or earlier restores; other `TikvBrError`."""
+    context = RestoreContext(replace(options, checksum=False), silent)
+    with context.clusters, contextlib.closing(context):
+        for check in (connect, read_backup, check_fit, plan, check_target):
+            check(context)
 
 
 @dataclass(frozen=True, slots=True)

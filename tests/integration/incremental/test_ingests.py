@@ -324,7 +324,18 @@ def test_a_log_records_the_gap_that_an_ingest_leaves(source: LiveCluster, tmp_pa
     place = damaged(source, tmp_path / "backup")
     archive = f"local://{tmp_path / 'log'}"
     quick = ["--hold-back", "0s", "--flush-interval", "300ms", "--from-backup", place]
-    point = ["restore", "point", "--pd", source.pd, "--storage", archive, "--full-backup-storage", place, "--dry-run"]
+    point = [
+        "restore",
+        "point",
+        "--pd",
+        source.pd,
+        "--storage",
+        archive,
+        "--full-backup-storage",
+        place,
+        "--allow-overwrite",
+        "--dry-run",
+    ]
     with running("log", "start", "--pd", source.pd, "--storage", archive, *quick) as process:
         eventually(lambda: tikv_br("log", "status", "--storage", archive).code == 0)
         undo(source, place)
@@ -344,7 +355,7 @@ def test_a_log_records_the_gap_that_an_ingest_leaves(source: LiveCluster, tmp_pa
     status = tikv_br("log", "status", "--storage", archive)
     assert (status.code, "ingested rows with older timestamps" in status.out) == (39, True)
     assert tikv_br(*point, "--until", str(between)).code == 0
-    succeed(*point[:-1], "--until", str(between), "--allow-overwrite")
+    succeed(*point[:-1], "--until", str(between))
     assert commands(source)[-1] == "restore point"
     crossing = tikv_br(*point, "--until", str(after))
     assert (crossing.code, "older timestamps" in crossing.err) == (39, True), crossing.err

@@ -24,8 +24,8 @@ from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.incremental.handover import FromNow, service_id
-from tikv_br.incremental.sinks.url import BlackholeTarget
+from tikv_br.incremental.handover import FromBackup, FromNow, service_id
+from tikv_br.incremental.sinks.url import BlackholeTarget, TikvTarget
 from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.url import parse
 
@@ -329,6 +329,34 @@ def test_a_log_and_a_sync_have_safe_points_of_their_own_by_default(
         stop(archiving)
     for name in ("default", "sync"):
         source.cluster.pd.update_service_safe_point(service_id(name), 0, 0)
+
+
+def test_a_sink_without_the_backup_is_warned_of(
+    pair: tuple[LiveCluster, LiveCluster], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sync after a backup does not copy it; not if the sink has rows, nor when it resumes."""
+    source, target = pair
+    source.raw().put(b"key", b"value")
+    place = tmp_path / "backup"
+    succeed("backup", "raw", "--pd", source.pd, "-s", str(place), "--executor", "driver", "--safe-interval", "0s")
+    stopped, said = threading.Event(), []
+    stopped.set()
+    for state in ("a", "a", "b"):
+        asked = SyncOptions(
+            changefeed_id=f"unrestored-{state}",
+            source=source.config,
+            target=TikvTarget(target.config.pd),
+            state=parse(f"local://{tmp_path}/{state}"),
+            scratch=tmp_path,
+            start=FromBackup(parse(f"local://{place}")),
+        )
+        caplog.clear()
+        if state == "b":
+            target.raw().put(b"key", b"value")
+        sync(asked, stopped, lambda _: None)
+        said.append([each for each in caplog.messages if "restore local://" in each])
+        source.cluster.pd.update_service_safe_point(service_id(asked.changefeed_id), 0, 0)
+    assert [len(each) for each in said] == [1, 0, 0]
 
 
 def test_a_name_that_another_sync_has_is_warned_of(
