@@ -24,7 +24,7 @@ PAGE_BYTES = 1 << 20
 
 
 def figures(scale: Scale) -> Iterator[Figure]:
-    """MB/s of user bytes for each kernel; its ratio to memcpy says what part of the memory's speed it reaches."""
+    """MB/s of user bytes for each kernel; its ratio to memcpy is the part of the memory's speed that it reaches."""
     for size in VALUE_SIZES:
         dataset = Dataset(PAGE_BYTES // (size + 16), size)
         repeats = max(scale.data_bytes // PAGE_BYTES, 1)
@@ -34,7 +34,7 @@ def figures(scale: Scale) -> Iterator[Figure]:
 
 
 def works(dataset: Dataset) -> dict[str, Callable[[], object]]:
-    """What is measured, by name."""
+    """Measured kernels, by name."""
     records, v2 = dataset.records(), KeyCodec(ApiVersion.V2)
     stored, response = to_storage(records, v2), Pages(dataset).page(0, dataset.rows)
     page = parse(response)

@@ -25,7 +25,7 @@ _MODULES = "tikv_br.cli.main, tikv_br.cli.backup_cmd, tikv_br.cli.restore_cmd, t
 
 
 class Took(NamedTuple):
-    """What a command has used."""
+    """Resources that a command has used."""
 
     wall: float
     """Seconds."""
@@ -63,7 +63,7 @@ class MemoryWatch(Background):
     def __init__(self, pid: int) -> None:
         self._status = Path(f"/proc/{pid}/status")
         self.peak_mib = 0.0
-        """Of this program alone: before it has begun, the process has the memory of its parent."""
+        """Memory of this program alone: before it starts, the process has the memory of its parent."""
         super().__init__([(self._look, 0.02)])
 
     def _look(self) -> None:
@@ -73,7 +73,7 @@ class MemoryWatch(Background):
 
 
 def _children_cpu() -> float:
-    """Of all ended children: those of servers, which go on, do not count."""
+    """CPU time of all ended children: that of running servers does not count."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

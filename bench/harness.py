@@ -22,33 +22,33 @@ Work = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured."""
+    """Amount of work to measure."""
 
     name: str
     rounds: int
     process_rounds: int
-    """Of what runs in processes of its own, which take a second to start."""
+    """Rounds of benches in processes of their own, which take a second to start."""
     data_bytes: int
     """User bytes of one run, about."""
     regions: tuple[int, ...]
-    """Of the clusters that are planned for."""
+    """Numbers of regions of the planned clusters."""
     store_rows: int
     """Rows that stores back up and take back."""
     store_regions: int
     """Regions of 96 MiB, as far as stores and PD are concerned."""
     store_haste: int
-    """How much faster than real ones the stores of `orchestration` are."""
+    """Speed of the stores of `orchestration` relative to real ones."""
     spark_tasks: int
     lag_seconds: float
     """For which a sync's lag is measured."""
     hold_backs: tuple[float, ...]
-    """Of these syncs, in seconds."""
+    """Hold-backs of these syncs, in seconds."""
     backlog: int
     """Rows for which a sync is held up, to see how fast it catches up; 0 = it is not."""
     rate_shares: tuple[float, ...]
     """Parts of the target's ceiling at which `sync_growth` drives a sync."""
     data: Data = "half"
-    """What values are like, in scans and SSTs."""
+    """Kind of values in scans and SSTs."""
 
 
 TINY = Scale("tiny", 1, 1, 200_000, (100,), 1_000, 8, 100, 20, 3.0, (0.0, 3.0), 1_000, (0.05,))
@@ -90,7 +90,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of several runs. A ratio's are those of the rounds' ratios."""
+    """Statistics of several runs. A ratio's are those of the rounds' ratios."""
 
     median: float
     low: float
@@ -104,7 +104,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one subject showed in one case of a bench."""
+    """Result of one subject in one case of a bench."""
 
     bench: str
     case: str
@@ -115,7 +115,7 @@ class Figure:
     compared_with: str = ""
     """The subject, or in `bench.growth` the case, whose ratio to this one is `ratio`; ``""`` = none."""
     ratio: Spread | None = None
-    """How many times the speed of this subject the other has."""
+    """Speed of the other subject, divided by that of this one."""
     goal: Goal | None = None
 
     @property
@@ -145,7 +145,7 @@ def cpu_seconds(action: Callable[[], object]) -> Work:
 
 
 def paired(subjects: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each subject took, by round. Each runs once before, uncounted; every other round goes backwards."""
+    """Measurements of each subject, by round. Each runs once before, uncounted; every other round is in reverse order."""
     taken: dict[str, list[T]] = {name: [] for name in subjects}
     for work in subjects.values():
         work()

@@ -1,4 +1,4 @@
-"""What the figures were taken on, and how busy it was with other things."""
+"""The machine of the figures, and its other load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def machine() -> dict[str, Any]:
 
 
 class Load:
-    """How busy the machine is between two moments, from the kernel's counters."""
+    """Load of the machine between two moments, from the kernel's counters."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

@@ -27,14 +27,14 @@ REGION_BYTES = 96 * MIB
 STORE_SPEED = 150_000_000
 """Bytes a second, as of a store on a disk of the middle class, or on S3."""
 ROWS, VALUE_SIZE, KEY_SIZE = 20, 100, 16
-"""Of each region."""
+"""Size of each region."""
 WEIGHT = REGION_BYTES // (ROWS * (VALUE_SIZE + KEY_SIZE))
 MOST = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one command took."""
+    """Cost of one command."""
 
     wall: float
     cpu: float
@@ -45,7 +45,7 @@ class Run:
 
 
 def figures(scale: Scale) -> Iterator[Figure]:
-    """Seconds of both commands, of the stores, and what is left, as a share of the stores' time at `STORE_SPEED`."""
+    """Seconds of both commands, of the stores, and the rest, as a share of the stores' time at `STORE_SPEED`."""
     taken: dict[str, list[Run]] = {"backup": [], "restore": []}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)

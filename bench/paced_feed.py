@@ -22,7 +22,7 @@ from tikv_br.cluster.timestamps import LOGICAL_BITS
 
 RESOLVED_SECONDS = 0.2
 TS_BYTES = 9
-"""Of the varint of a timestamp: a number of 57 to 63 bits, as they are from 1978 on for a thousand years."""
+"""Size of the varint of a timestamp: a number of 57 to 63 bits, as they are from 1978 on for a thousand years."""
 _SHIFTS = np.arange(0, 7 * TS_BYTES, 7, dtype=np.uint64)
 _ONES = sum(1 << int(shift) for shift in _SHIFTS)
 """A timestamp whose varint has another byte at each place than that of twice as much."""
@@ -68,7 +68,7 @@ def templates(dataset: Dataset, regions: int) -> list[Template]:
 
 
 def delivered(found: list[Template], regions: int, rate: float) -> Iterator[bytes]:
-    """What a subscriber is delivered, from now on and forever."""
+    """Messages for a subscriber, from now on without end."""
     yield initialized(regions)
     due = next_resolved = time.time()
     for template in itertools.cycle(found):

@@ -44,7 +44,7 @@ ENOUGH, LINEAR = Goal("ratio", at_most=1.5), Goal("ratio", at_most=1.1)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one restore took."""
+    """Cost of one restore."""
 
     wall: float
     cpu: float

@@ -29,7 +29,7 @@ RESOLVED_ROWS = 100_000
 """A resolved-ts of all regions comes after so many: once a second at 100,000 rows a second."""
 START_TS = 1_000 << 18
 REQUEST_ID = 1
-"""Of the first subscriptions of a feed."""
+"""Request id of the first subscriptions of a feed."""
 
 _LogType, _PUT = cdcpb_pb2.Event.LogType, cdcpb_pb2.Event.Row.OpType.PUT
 
@@ -45,18 +45,18 @@ def target(dataset: Dataset, regions: int) -> AbstractContextManager[str]:
 
 
 def last_ts(dataset: Dataset) -> int:
-    """The last resolved-ts that the source tells."""
+    """Last resolved-ts of the source."""
     return START_TS + _events(dataset)
 
 
 def bounds(dataset: Dataset, regions: int) -> list[bytes]:
-    """Where regions begin: at the first row of an event."""
+    """Start keys of regions: at the first row of an event."""
     first_rows = [event * EVENT_ROWS for event in _first_events(_events(dataset), regions)[1:]]
     return [b"", *(CODEC.bound(CODEC.rpc_key(dataset.key(row))) for row in first_rows)]
 
 
 def messages(dataset: Dataset, regions: int) -> list[bytes]:
-    """All that the source tells after the subscriptions: each row once, and a resolved-ts every `RESOLVED_ROWS`."""
+    """All messages after the subscriptions: each row once, and a resolved-ts every `RESOLVED_ROWS`."""
     found = [initialized(regions)]
     last, delivered = _events(dataset), 0
     for message in rows_delivered(dataset, regions, lambda at: START_TS + at + 1):
@@ -93,7 +93,7 @@ def _first_events(events: int, regions: int) -> list[int]:
 
 
 def initialized(regions: int) -> bytes:
-    """What ends the incremental scans of all regions."""
+    """End of the incremental scans of all regions."""
     message = cdcpb_pb2.ChangeDataEvent()
     for region_id in range(1, regions + 1):
         event = message.events.add(region_id=region_id, request_id=REQUEST_ID)
@@ -108,7 +108,7 @@ def resolved(ts: int, regions: int) -> bytes:
 
 
 class Feed:
-    """Tells what there is to tell to each who has subscribed to all regions."""
+    """Sends all messages to each client that has subscribed to all regions."""
 
     def __init__(self, delivered: Callable[[], Iterable[bytes]], regions: int) -> None:
         self._delivered = delivered

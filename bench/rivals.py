@@ -1,4 +1,4 @@
-"""The same work as the scan engine's task, as it is done with RocksDB's own writer, one key at a time."""
+"""The same work as the scan engine's task, with RocksDB's own writer, key by key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sst_options(compression: Compression, block_size: int = 64 << 10) -> rocksdi
 
 
 def put_all(path: Path, rows: Iterable[tuple[bytes, bytes]], options: rocksdict.Options) -> None:
-    """Write a table, one key at a time."""
+    """Write a table key by key."""
     writer = rocksdict.SstFileWriter(options)
     writer.open(str(path))
     for key, value in rows:

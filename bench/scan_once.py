@@ -27,7 +27,7 @@ def main(address: str, counts: list[int]) -> None:
 
 
 def _measured(address: str, folder: str, rows: int) -> dict[str, float]:
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew at what is held now
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak to the current memory
     began = time.process_time()
     _scan(address, folder, rows)
     return {"cpu_seconds": time.process_time() - began, "peak_mib": peak_mib()}

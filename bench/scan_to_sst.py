@@ -29,7 +29,7 @@ from tikv_br.tasks.task import SharedObjects, TaskContext, run_task
 VALUE_SIZES = (100, 1024)
 FILE_BYTES = 96 << 20
 REGION_BYTES = 16 << 20
-"""Of most regions: a sixth of what stores let them have."""
+"""Size of most regions: a sixth of the maximum that stores allow."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - so that no disk is measured; folders in it have names of their own
 _GOALS = {100: 300.0, 1024: 450.0}
 

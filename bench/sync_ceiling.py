@@ -68,7 +68,7 @@ def figures(scale: Scale) -> Iterator[Figure]:
 
 @contextlib.contextmanager
 def ends(dataset: Dataset) -> Iterator[tuple[Cluster, Cluster]]:
-    """Connections to a source that tells the rows of a dataset, and to a target."""
+    """Connections to a source that sends the rows of a dataset, and to a target."""
     with (
         replay_feed.source(dataset, REGIONS) as source,
         replay_feed.target(dataset, REGIONS) as target,
@@ -79,7 +79,7 @@ def ends(dataset: Dataset) -> Iterator[tuple[Cluster, Cluster]]:
 
 
 def synced(source: Cluster, target: Cluster, dataset: Dataset) -> Took:
-    """Replicate all that the source tells, as a sync does it."""
+    """Replicate all that the source sends, as a sync does it."""
     stop = threading.Event()
 
     def run() -> None:
@@ -112,7 +112,7 @@ def sent(target: Cluster, requests: Sequence[bytes]) -> Took:
 
 
 def requests_of(source: Cluster, target: Cluster, dataset: Dataset) -> list[bytes]:
-    """What a sync sends, as it sends it."""
+    """Requests of a sync, sent as a sync does it."""
     found: list[bytes] = []
     call = StoreClient.call
 

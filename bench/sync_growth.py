@@ -40,15 +40,15 @@ GROWS = 0.02
 """Seconds a second above which a lag grows."""
 ENOUGH = Goal("value", at_most=GROWS)
 ENOUGH_SHARE = 0.5
-"""Of the ceiling, up to which no lag may grow."""
+"""Share of the ceiling up to which no lag may grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one rate has shown."""
+    """Result of one rate."""
 
     share: float
-    """Of the ceiling."""
+    """Share of the ceiling."""
     rate: float
     """Rows a second that the source delivered, or would have if it had been listened to."""
     slope: float
@@ -90,7 +90,7 @@ def figures(scale: Scale) -> Iterator[Figure]:
 
 @contextlib.contextmanager
 def measuring(scale: Scale) -> Iterator[tuple[float, Cluster]]:
-    """What a target takes from one core, in rows a second, and a connection to it."""
+    """Speed of a target on one core, in rows a second, and a connection to it."""
     rows = scale.data_bytes // (VALUE_SIZE + KEY_SIZE)
     least = replay_feed.EVENT_ROWS * REGIONS
     dataset = Dataset(max(rows // least, 1) * least, VALUE_SIZE)
@@ -154,7 +154,7 @@ class _Watched(Sink):
         self._sink.close()
 
     def step(self, share: float, rate: float) -> Step:
-        """What was seen after the warm-up."""
+        """Samples after the warm-up."""
         seen = np.array(self._seen)
         at, lag, rows, cpu = seen[seen[:, 0] >= seen[0, 0] + WARM_UP].T
         seconds = at[-1] - at[0]

@@ -43,7 +43,7 @@ GROWS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one rate has shown."""
+    """Result of one rate."""
 
     hold_back: float
     wanted: float
@@ -107,7 +107,7 @@ def clusters() -> Iterator[Pair]:
 def steps(
     pair: Pair, rates: Sequence[float], hold_backs: Sequence[float], seconds: float, *, batch: int = 10
 ) -> Iterator[Step]:
-    """Measure each rate for a while, one after the other, anew for each hold-back."""
+    """Measure each rate for a while, one after the other, for each hold-back."""
     source, target = pair
     for hold_back in hold_backs:
         with (
@@ -163,7 +163,7 @@ def syncing(source: LiveCluster, sink: str, hold_back: float) -> Iterator[psutil
 
 
 def measure(process: psutil.Process, probe: Probe, load: Load, seconds: float, hold_back: float) -> Step:
-    """What the next seconds show."""
+    """Samples of the next seconds."""
     began, written, spent = time.monotonic(), load.written, _cpu_seconds(process)
     time.sleep(seconds)
     ended, rows, cpu = time.monotonic(), load.written - written, _cpu_seconds(process) - spent

@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 180
 
 
 def audited() -> list[dict[str, Any]]:
-    """What pip-audit says of each package: ``name``, ``version``, ``vulns``; or ``skip_reason``."""
+    """Result of pip-audit for each package: ``name``, ``version``, ``vulns``; or ``skip_reason``."""
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(CONSTRAINTS), "--no-deps", "--disable-pip"]
     options = ["--format", "json", "--progress-spinner", "off"]
     done = subprocess.run(

@@ -40,7 +40,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def works(value_size: int) -> dict[str, Callable[[], object]]:
-    """What is measured, by name, on 16-byte keys with values of this size."""
+    """Measured functions, by name, on 16-byte keys with values of this size."""
     [made] = generate(ROWS, value_size, batch_rows=ROWS)
     batch = columns.records(made["key"], made["value"], ts=np.ones(ROWS, np.uint64))
     pairs = list(zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True))

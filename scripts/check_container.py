@@ -94,7 +94,7 @@ def read_stages(text: str) -> list[Stage]:
 
 
 def context_files(root: Path) -> Iterator[Path]:
-    """What `.dockerignore` leaves of the build context: relative paths of files, where the last pattern that matches wins."""
+    """Return the build context without the files of `.dockerignore`: relative paths, where the last matching pattern wins."""
     patterns = [
         (not line.startswith("!"), _regex(line.removeprefix("!")))
         for line in (root / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -214,7 +214,7 @@ class Build:
         return self._folder / f"layer-{name or 'image'}"
 
     def size(self, stage: Stage) -> str:
-        """What the stage adds to the base image, as `du` counts it."""
+        """Return the size that the stage adds to the base image, as `du` counts it."""
         command = ["du", "-sh", str(self._upper(stage.name))]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
 

@@ -69,7 +69,7 @@ def failure_fields() -> list[str]:
 
 
 def progress_schema() -> dict[str, dict[str, None]]:
-    """What commands that show progress write meanwhile."""
+    """Messages of commands that show progress."""
     messages: dict[str, dict[str, None]] = {}
     for name in _functions(PROGRESS):
         for place, call in _calls(PROGRESS, name):
@@ -111,7 +111,7 @@ def _functions(module: str) -> dict[str, ast.FunctionDef]:
 
 @functools.cache
 def _imports(module: str) -> dict[str, str]:
-    """Where names come from that a module imports anywhere, for types too."""
+    """Return the modules of names that a module imports anywhere, also for types."""
     nodes = [node for node in ast.walk(_tree(module)) if isinstance(node, ast.ImportFrom) and node.module]
     return {alias.asname or alias.name: node.module or "" for node in nodes for alias in node.names}
 
@@ -210,7 +210,7 @@ def _returned(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 
 def _assigned(place: Place, name: str) -> list[ast.expr]:
-    """What is assigned to a name in the innermost function that does so."""
+    """Return the value assigned to a name in the innermost function that does so."""
     for function in reversed(place.functions):
         found = []
         for node in ast.walk(function):
@@ -274,7 +274,7 @@ def _class(module: str, name: str) -> Any:  # noqa: ANN401 - a class
 
 
 def page(text: str, meanings: Mapping[str, str]) -> str:
-    """The page with its tables made anew. Raises `NotSeen` with the fields that have no meaning yet, or no longer."""
+    """Return the page with new tables. Raises `NotSeen` with the fields that lack a meaning, or no longer exist."""
     commands, progress = schema(), progress_schema()
     used = {name for messages in [*commands.values(), progress] for fields in messages.values() for name in fields}
     used |= set(failure_fields())

@@ -335,7 +335,7 @@ class _Attempt:
         )
 
     def _regions(self, counts: Mapping[str, Checksum]) -> tuple[RegionPart, ...]:
-        """Return the counts of each region, summed over the answers. ``counts`` are those of the stores' files, by name."""
+        """Return the counts of each region, from its answer. ``counts`` are those of the stores' files, by name."""
         found = []
         for answer in self._answers.answers():
             sums = reduce(Checksum.merge, (counts[written.name] for written in answer.files), Checksum())

@@ -202,7 +202,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
 
     @abc.abstractmethod
     def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
-        """The error of ours for an answer of the server; ``what`` is "cannot write ``place``" or the like."""
+        """Convert an error answer of the server; ``what`` is "cannot write ``place``" or the like."""
 
     def __reduce__(self) -> tuple[Callable[[StorageLocation], ObjectStore], tuple[StorageLocation]]:
         return (type(self), (self._location,))
