@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper, choose_backup_ts
@@ -21,7 +22,6 @@ from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
 from tikv_br.cluster.versions import FEED
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.storage.open import open_store
@@ -71,12 +71,9 @@ class FromNow:
 Start = FromBackup | FromTs | FromNow
 
 
-def keyspace_codec(cluster: Cluster, keyspace: str) -> KeyCodec:
+def source_codec(cluster: Cluster, keyspace: str) -> KeyCodec:
     """The codec of a keyspace, given by id or name (``""`` = the default keyspace). Raises `UsageError`, `ClusterError`."""
-    try:
-        return KeyCodec(cluster.api_version, cluster.pd.keyspace_id(keyspace))
-    except UnsupportedFormat as error:
-        raise UsageError(f"--keyspace: {error}") from None
+    return keyspace_codec(cluster.api_version, cluster.pd.keyspace_id(keyspace), "--keyspace")
 
 
 def check_has_feed(cluster: Cluster, *, writes_log: bool) -> None:

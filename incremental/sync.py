@@ -39,11 +39,11 @@ from tikv_br.incremental.handover import (
     FromBackup,
     Start,
     check_has_feed,
-    keyspace_codec,
     leave,
     protect,
     resolve,
     service_id,
+    source_codec,
     warn_of_scan_window,
 )
 from tikv_br.incremental.pipeline import ChangeSource, PipelineOptions, Replicator, SyncStatus, pipeline
@@ -108,7 +108,7 @@ def sync(
         options = replace(options, fence=partial(_stop_if_paused, options.fence, log_store, log_id, stop))
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster.connect(options.source))
-        codec = keyspace_codec(cluster, options.keyspace)
+        codec = source_codec(cluster, options.keyspace)
         span = KeyRange(*codec.rpc_range(options.start_key, options.end_key))
         origin = Origin(
             cluster.cluster_id,

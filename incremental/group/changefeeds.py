@@ -22,7 +22,7 @@ from tikv_br.errors import (
 )
 from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState, GroupStore, dump
 from tikv_br.incremental.group.scheduler import DeadCaptures
-from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, keyspace_codec, protect, resolve, service_id
+from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, protect, resolve, service_id, source_codec
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, open_sink, wait_for_sink
 from tikv_br.incremental.sinks.url import LogTarget, parse
 from tikv_br.patience import wait_until
@@ -34,7 +34,7 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
     Raises `UsageError`, `ClusterUnfit` for a source without a feed, `SafePointError`, other `ClusterError`, `StorageError`,
     `BackupSetError` for a backup to start from.
     """
-    codec = keyspace_codec(source, keyspace)
+    codec = source_codec(source, keyspace)
     info = replace(asked, keyspace_id=codec.keyspace_id)
     origin = Origin(source.cluster_id, codec.keyspace_id, info.id)
     patience = SinkPatience(info.patience_ms / 1000, info.backoff_ms / 1000)

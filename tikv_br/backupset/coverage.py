@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tikv_br.errors import BackupUnsupported, CoverageError, NothingMatched
+from tikv_br.errors import BackupUnsupported, CoverageError, NothingMatched, UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.codec import PREFIX_SIZE, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, user_range
@@ -24,6 +25,14 @@ def codec_of(api_version: ApiVersion, span: KeyRange) -> KeyCodec:
     if not KeyRange(*codec.rpc_range(b"", b"")).contains(span):
         raise BackupUnsupported(f"{span} spans more than one keyspace")
     return codec
+
+
+def keyspace_codec(api_version: ApiVersion, keyspace_id: int, option: str, hint: str | None = None) -> KeyCodec:
+    """The codec of a keyspace that the user chose with an option. Raises `UsageError` if there can be no such keyspace."""
+    try:
+        return KeyCodec(api_version, keyspace_id)
+    except UnsupportedFormat as error:
+        raise UsageError(f"{option}: {error}", hint=hint) from None
 
 
 def keyspaces_in(api_version: ApiVersion, ranges: Iterable[KeyRange]) -> tuple[int, ...]:

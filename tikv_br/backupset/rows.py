@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of, keyspaces_in
+from tikv_br.backupset.coverage import codec_of, keyspace_codec, keyspaces_in
 from tikv_br.backupset.files import FileEntry, FileKind, verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
 from tikv_br.formats.errors import FormatError, UnsupportedFormat
@@ -124,10 +124,7 @@ def _codec(backup: BackupSet, keyspace_id: int | None) -> KeyCodec:
     ids = keyspaces_of(backup) or (0,)
     if keyspace_id is None and len(ids) > 1:
         raise UsageError(f"the backup has keyspaces {', '.join(map(str, ids))}", hint="Pass --keyspace.")
-    try:
-        return KeyCodec(backup.api_version, ids[0] if keyspace_id is None else keyspace_id)
-    except UnsupportedFormat as error:
-        raise UsageError(f"--keyspace: {error}") from None
+    return keyspace_codec(backup.api_version, ids[0] if keyspace_id is None else keyspace_id, "--keyspace")
 
 
 def _find_in(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:

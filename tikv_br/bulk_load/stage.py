@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
@@ -29,7 +30,6 @@ from tikv_br.dataflow.convert import CONVERTED_TS, Conversion
 from tikv_br.dataflow.engine import Engine
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
@@ -189,11 +189,8 @@ def check_cluster(context: StageContext) -> None:
             f"--ttl-column: the cluster of API {api_version.label} does not support TTLs",
             hint="Use a cluster with storage.enable-ttl or API V2, or leave out --ttl-column.",
         )
-    try:
-        codec = KeyCodec(api_version, context.cluster.pd.keyspace_id(stage.keyspace))
-    except UnsupportedFormat as error:
-        raise UsageError(f"--keyspace: {error}") from None
-    choose_encoding(context, codec)
+    keyspace_id = context.cluster.pd.keyspace_id(stage.keyspace)
+    choose_encoding(context, keyspace_codec(api_version, keyspace_id, "--keyspace"))
     context.engine = Engine("load", "rows come from an input", "driver", "its size and format decide", 1)
 
 

@@ -6,14 +6,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
+from tikv_br.backupset.coverage import codec_of, describe_ranges, keyspace_codec, nothing_matched
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import RegionColumns
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, RAW_MODE, RAW_MODE_END, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
@@ -188,8 +188,6 @@ def _keyspaces(names: tuple[str, ...], cluster: Cluster) -> list[int]:
 
 def _keyspace(name: str, cluster: Cluster) -> int:
     """The id, looked up in PD for a name. Raises `UsageError`."""
-    try:
-        codec = KeyCodec(ApiVersion.V2, int(name)) if name.isdecimal() else None
-    except UnsupportedFormat as error:
-        raise UsageError(f"--keyspace: {error}") from None
-    return cluster.pd.keyspace_id(name) if codec is None else codec.keyspace_id
+    if not name.isdecimal():
+        return cluster.pd.keyspace_id(name)
+    return keyspace_codec(ApiVersion.V2, int(name), "--keyspace").keyspace_id

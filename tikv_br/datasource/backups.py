@@ -13,14 +13,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.coverage import codec_of, keyspace_codec
 from tikv_br.backupset.files import FileEntry, verify_file_identity
 from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.dataflow.read import StoredRows
 from tikv_br.datasource.options import Options, use_this_python, with_hints
 from tikv_br.datasource.rows import check_schema, intersections, push_filters, spark_batches, spark_schema
 from tikv_br.errors import UsageError
-from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.storage.open import open_store
@@ -121,10 +120,7 @@ class BackupReader(DataSourceReader):
                 hint="Pass option keyspace with the id of one.",
             )
         chosen = known[0] if self.keyspace_id is None else self.keyspace_id
-        try:
-            codec = KeyCodec(backup.api_version, chosen)
-        except UnsupportedFormat as error:
-            raise UsageError(f"option keyspace: {error}", hint="Leave it out.") from None
+        codec = keyspace_codec(backup.api_version, chosen, "option keyspace", "Leave it out.")
         if chosen not in known:
             raise UsageError(
                 f"{backup.store.location} does not have keyspace {chosen}", hint=f"It has {', '.join(map(str, known))}."

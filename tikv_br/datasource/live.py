@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructType
 
+from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
@@ -36,7 +37,6 @@ from tikv_br.datasource.rows import (
     written_rows,
 )
 from tikv_br.errors import UsageError
-from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.load.loader import load_pairs
@@ -151,12 +151,8 @@ def _reader(given: Mapping[str, str]) -> TikvReader:
 
 def _codec(cluster: Cluster, keyspace: str) -> KeyCodec:
     """The codec of a keyspace by id or name. Raises `UsageError` if there is no such keyspace."""
-    try:
-        return KeyCodec(cluster.api_version, cluster.pd.keyspace_id(keyspace))
-    except UnsupportedFormat as error:
-        raise UsageError(
-            f"option keyspace: {error}", hint="Pass the id or name of a keyspace of the cluster."
-        ) from None
+    hint = "Pass the id or name of a keyspace of the cluster."
+    return keyspace_codec(cluster.api_version, cluster.pd.keyspace_id(keyspace), "option keyspace", hint)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.cluster import versions
@@ -16,8 +17,6 @@ from tikv_br.compare.report import Meter
 from tikv_br.compare.sides import ClusterSide
 from tikv_br.diff.options import BackupChoice, ClusterChoice
 from tikv_br.errors import UsageError
-from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection, user_range
 from tikv_br.progress_events import Reporter
@@ -68,7 +67,7 @@ def find_cluster(clusters: ClusterPool, choice: ClusterChoice, flag: str, report
     info = cluster.info(reporter)
     cluster.require(versions.CHECKSUMS)
     keyspace_id = cluster.pd.keyspace_id(choice.keyspace)
-    return ClusterPlace(choice.config, _codec(info.api_version, keyspace_id, flag))
+    return ClusterPlace(choice.config, keyspace_codec(info.api_version, keyspace_id, flag))
 
 
 def find_backup(choice: BackupChoice) -> tuple[BackupPlace, BackupSet]:
@@ -83,14 +82,7 @@ def find_backup(choice: BackupChoice) -> tuple[BackupPlace, BackupSet]:
             f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
         )
     keyspace_id = int(choice.keyspace) if choice.keyspace else ids[0]
-    return BackupPlace(backup.store, _codec(backup.api_version, keyspace_id, "--keyspace")), backup
-
-
-def _codec(api_version: ApiVersion, keyspace_id: int, flag: str) -> KeyCodec:
-    try:
-        return KeyCodec(api_version, keyspace_id)
-    except UnsupportedFormat as error:
-        raise UsageError(f"{flag}: {error}") from None
+    return BackupPlace(backup.store, keyspace_codec(backup.api_version, keyspace_id, "--keyspace")), backup
 
 
 def _label(codec: KeyCodec) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.coverage import codec_of, keyspace_codec
 from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
@@ -21,7 +21,6 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import Creation, EntryKind, OwnedRows
 from tikv_br.errors import ClusterError, ClusterUnfit, DrillRemains, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import RAW_MODE_END, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
@@ -345,10 +344,8 @@ def _owned_ranges(backup: BackupSet, keyspace: int | None) -> tuple[KeyRange, ..
             f"--target-keyspace: the backup has keyspaces {', '.join(map(str, ids))}, which cannot all go to one",
             hint="Use --target-pd with an empty cluster, or a backup of one keyspace.",
         )
-    try:
-        return (KeyRange(*KeyCodec(backup.api_version, keyspace).rpc_range(b"", b"")),)
-    except UnsupportedFormat as error:
-        raise UsageError(f"--target-keyspace: {error}") from None
+    codec = keyspace_codec(backup.api_version, keyspace, "--target-keyspace")
+    return (KeyRange(*codec.rpc_range(b"", b"")),)
 
 
 def _rows_of(creation: Creation) -> OwnedRows:

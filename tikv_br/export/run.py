@@ -10,7 +10,7 @@ from functools import partial
 from tikv_br import __version__, records, run_id
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of, nothing_matched
+from tikv_br.backupset.coverage import codec_of, keyspace_codec, nothing_matched
 from tikv_br.backupset.rows import has_rows, keyspaces_of
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import ClusterPool
@@ -23,7 +23,6 @@ from tikv_br.errors import StorageConflict, StorageError, UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportPart, ExportTask, run_export_task
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Notice, Reporter, silent
@@ -147,10 +146,7 @@ def _keyspace(base: BackupSet, names: tuple[str, ...]) -> KeyCodec:
         )
     if names and not names[0].isdecimal():
         raise UsageError("--keyspace: backups only record the ids of keyspaces, not their names", hint="Pass the id.")
-    try:
-        return KeyCodec(base.api_version, int(names[0]) if names else ids[0])
-    except UnsupportedFormat as error:
-        raise UsageError(f"--keyspace: {error}") from None
+    return keyspace_codec(base.api_version, int(names[0]) if names else ids[0], "--keyspace")
 
 
 def check_destination(context: ExportContext) -> None:

@@ -15,7 +15,7 @@ from itertools import chain
 from tikv_br import run_id
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
+from tikv_br.backupset.coverage import codec_of, describe_ranges, keyspace_codec, nothing_matched
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import has_rows
 from tikv_br.cancellation import run_on_threads
@@ -47,7 +47,6 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite
@@ -130,10 +129,7 @@ def _keyspace(context: RestoreContext) -> KeyCodec | None:
     wanted = context.options.to_keyspace
     if not wanted:
         return None
-    try:
-        return KeyCodec(context.info.api_version, context.cluster.pd.keyspace_id(wanted))
-    except UnsupportedFormat as error:
-        raise UsageError(f"--to-keyspace: {error}") from None
+    return keyspace_codec(context.info.api_version, context.cluster.pd.keyspace_id(wanted), "--to-keyspace")
 
 
 def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rewrite:

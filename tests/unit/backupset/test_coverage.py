@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset.coverage import require_coverage, require_disjoint
-from tikv_br.errors import CoverageError
+from tikv_br.backupset.coverage import keyspace_codec, require_coverage, require_disjoint
+from tikv_br.errors import CoverageError, UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange, gaps
 
 SIZE = 12
@@ -109,3 +110,11 @@ def test_no_ranges_are_covered_by_no_parts() -> None:
     """No ranges and no parts agree."""
     require_coverage([], [])
     require_disjoint([])
+
+
+def test_a_keyspace_that_cannot_exist_is_the_options_fault() -> None:
+    """The message names the option; the hint is the caller's."""
+    assert keyspace_codec(ApiVersion.V2, 7, "--keyspace").keyspace_id == 7
+    with pytest.raises(UsageError, match=r"^--to-keyspace: ") as raised:
+        keyspace_codec(ApiVersion.V1, 7, "--to-keyspace", "Leave it out.")
+    assert raised.value.hint == "Leave it out."
