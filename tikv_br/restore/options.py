@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.restore.inspect import FileCheck
-from tikv_br.restore.plan import REGION_BYTES
 from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorOptions
 
 DEFAULT_CONCURRENCY = 16
+REGION_BYTES = 96 << 20
+"""Target size of a region after the restore: TiKV's default split size."""
 
 
 class Mode(enum.StrEnum):

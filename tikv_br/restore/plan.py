@@ -11,10 +11,7 @@ from tikv_br.backupset.files import FileEntry
 from tikv_br.compare.files import FilePart
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
-
-MIB = 1 << 20
-REGION_BYTES = 96 * MIB
-"""Target size of a region after the restore: TiKV's default split size."""
+from tikv_br.restore.options import REGION_BYTES
 
 
 class RestoreRange(NamedTuple):
