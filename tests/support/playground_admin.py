@@ -60,7 +60,7 @@ class PlaygroundAdmin:
         return next(int(each["hits"]) for each in self.get("failpoints") if each["id"] == failpoint)
 
     def calls(self) -> Json:
-        """Time for which stores had running calls: see `tikv_br.playground.pace`."""
+        """Time for which stores had running calls: see `tikv_br.playground.node.CallClock`."""
         return self.get("calls")
 
     def forget_calls(self) -> None:

@@ -275,7 +275,7 @@ def test_killed_export_is_not_complete(loaded: Sources, tmp_path: Path) -> None:
     """SIGKILL after the first part: no _SUCCESS. A second run does not wait; it refuses, or replaces it on request."""
     live, place = loaded(V1).live, tmp_path / "out"
     script = (
-        "import sys; from tikv_br.backup import plan; plan.SMALLEST_TASK = plan.REGION_OVERHEAD; "
+        "import sys; from tikv_br.dataflow import plan; plan.SMALLEST_TASK = plan.REGION_OVERHEAD; "
         "from tikv_br.cli.main import run; sys.exit(run())"
     )
     flags = ["--pd", live.pd, "-s", str(place), "--executor", "driver", "--concurrency", "1"]
