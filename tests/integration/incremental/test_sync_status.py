@@ -180,9 +180,7 @@ def test_a_pd_that_is_down_is_reported(tmp_path: Path) -> None:
             eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
             source.run("kill-pd", seconds=25)
             eventually(
-                lambda: re.search(
-                    r"200 degraded\ndefault: .*the source's PD has not answered for 1\d s", sync.health()
-                ),
+                lambda: re.search(r"200 degraded\nsync: .*the source's PD has not answered for 1\d s", sync.health()),
                 20,
             )
             assert sync.metrics()["tikv_br_sync_healthy"] == 1
@@ -209,7 +207,7 @@ def test_gaps_in_the_span_are_degraded(tmp_path: Path) -> None:
             eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
             down = source.regions()[0]["leader_store"]
             source.run("kill-store", store_id=down)
-            eventually(lambda: re.match(r"200 degraded\ndefault: .* of the range", sync.health()), PATIENCE)
+            eventually(lambda: re.match(r"200 degraded\nsync: .* of the range", sync.health()), PATIENCE)
             source.run("restart-store", store_id=down)
             eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
 
@@ -288,7 +286,7 @@ def test_a_terminal_shows_figures_live(clusters: Clusters, tmp_path: Path) -> No
             )
         with process:
             try:
-                read_until(terminal, r"default +\d.*s +- +0 +0 +\d+/\d+ +[12] +0 B")
+                read_until(terminal, r"sync +\d.*s +- +0 +0 +\d+/\d+ +[12] +0 B")
                 process.send_signal(signal.SIGTERM)
                 read_until(terminal, r"Error: terminated \(SIGTERM\)")
                 out, _ = process.communicate(timeout=PATIENCE)
