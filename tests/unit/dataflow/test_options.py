@@ -16,7 +16,7 @@ from tikv_br.formats.sst.compression import Compression
     [
         ({"ranges": ((b"b", b"a"),)}, "--start"),
         ({"ranges": ((b"", b"a"), (b"b", b"b"))}, "--start"),
-        ({"ranges": ((b"c", b""), (b"a", b"d"))}, "overlaps the range that starts at 63"),
+        ({"ranges": ((b"c", b""), (b"a", b"d"))}, "overlaps the range that starts at c"),
         ({"ranges": ((b"c", b"d"), (b"", b""))}, "overlaps"),
         ({"compression": Compression.NONE, "compression_level": 1}, "1 is not a level of none"),
         ({"compression": Compression.ZSTD, "compression_level": 23}, "23 is not a level of zstd"),
