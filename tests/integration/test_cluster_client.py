@@ -25,6 +25,7 @@ from tikv_br.cluster.region_errors import REACTIONS, Action
 from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms
+from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import checksum
@@ -157,6 +158,24 @@ def test_ttls_count_down(any_version: LiveCluster) -> None:
     time.sleep(2.1)
     assert raw.get_ttl(b"short") is None
     assert raw.get(b"short") is None
+
+
+def test_rows_deleted_since_the_scan_have_no_ttl(any_version: LiveCluster) -> None:
+    """Instead of living for ever: API V2 answers TTL 0 for a tombstone."""
+    raw = any_version.raw()
+    if not raw.codec.api_version.has_ttl:
+        return
+    keys = [b"gone%03d" % number for number in range(50)]
+    for key in keys:
+        raw.put(key, b"v", ttl=1000 if key != keys[7] else 0)
+    [page] = raw.scan_pages(*raw.codec.rpc_range(keys[0], keys[-1] + b"\0"))
+    raw.delete(keys[0])
+    raw.delete(keys[-1])
+    fetcher = TtlFetcher(any_version.cluster, raw)
+    rows, expire_ts = fetcher.live_rows(page)
+    assert [raw.codec.user_key(key) for key in rows.keys.to_pylist()] == keys[1:-1]
+    assert [row for row, ts in enumerate(expire_ts) if not ts] == [6]
+    assert fetcher.vanished == 2
 
 
 def test_keyspaces_do_not_see_each_other(live: LiveCluster) -> None:

@@ -18,6 +18,7 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import check_get_ttl
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.rawscan import ScanPage
 
@@ -120,6 +121,8 @@ class TtlFetcher:
         import pyarrow as pa
 
         expire_ts, there = self.fetch(page.keys)
+        if self._raw.codec.api_version is ApiVersion.V2 and not expire_ts.all():
+            there &= self._still_there(page.keys)
         mask = pa.array(there)
         self.vanished += len(there) - int(there.sum())
         return ScanPage(page.keys.filter(mask), page.values.filter(mask)), expire_ts[there]
@@ -157,6 +160,16 @@ class TtlFetcher:
         there = np.array([each is not None for each in expiries], np.bool_)
         expire_ts = np.array([0 if each is None else each.expire_ts for each in expiries], np.uint64)
         return expire_ts, there
+
+    def _still_there(self, keys: pa.LargeBinaryArray) -> Flags:
+        """Return whether each key still has a row: to a request for the TTL of a deleted one, V2 answers that it has none."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        first, last = keys[0].as_py(), keys[-1].as_py()
+        pages = [page.keys for page in self._raw.scan_pages(first, last + b"\0", key_only=True)]
+        found: Flags = pc.is_in(keys, pa.chunked_array(pages, keys.type)).to_numpy(zero_copy_only=False)
+        return found
 
     def _adapt(self, request: _Request, pending: int) -> bool:
         """Adapt the window to the duration of a request while ``pending`` others are in flight; returns whether it has queued."""
