@@ -262,7 +262,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any type that a field may have
-    """What JSON has for a value, a dataclass's fields in the order of their names; what they are is left to further calls."""
+    """Return a value for JSON; a dataclass becomes a mapping in the order of its fields' names, whose values need further calls."""
     kind: Any = type(value)
     if kind is RecordList:
         return list(value)

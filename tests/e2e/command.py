@@ -10,7 +10,18 @@ from typing import Any
 from tests.support.documented import assert_documented
 from tests.support.program import PROGRAM, run_program
 
-__all__ = ["PROGRAM", "Done", "environment", "succeed", "tikv_br"]
+__all__ = ["PROGRAM", "QUICK", "Done", "environment", "succeed", "tikv_br"]
+
+QUICK = {
+    "TIKV_BR_EXECUTOR": "driver",
+    "TIKV_BR_BACKUP_RAW_SAFE_INTERVAL": "0s",
+    "TIKV_BR_DRILL_RUN_SAFE_INTERVAL": "0s",
+    "TIKV_BR_DRILL_RUN_TARGET_STORES": "1",
+    "TIKV_BR_SYNC_HOLD_BACK": "0s",
+    "TIKV_BR_LOG_START_HOLD_BACK": "0s",
+    "TIKV_BR_LOG_START_FLUSH_INTERVAL": "200ms",
+}
+"""Variables that make commands quick; a flag wins."""
 
 
 @dataclass(frozen=True)

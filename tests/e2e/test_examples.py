@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer.main
 
-from tests.e2e.command import PROGRAM, environment, tikv_br
+from tests.e2e.command import PROGRAM, QUICK, environment, tikv_br
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.archive.log import LogArchive
@@ -23,17 +23,6 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
-SETTINGS = {
-    "EXECUTOR": "driver",
-    "BACKUP_RAW_SAFE_INTERVAL": "0s",
-    "DRILL_RUN_SAFE_INTERVAL": "0s",
-    "DRILL_RUN_TARGET_STORES": "1",
-    "SYNC_HOLD_BACK": "0s",
-    "LOG_START_HOLD_BACK": "0s",
-    "LOG_START_FLUSH_INTERVAL": "200ms",
-    "OUTPUT": "json",
-}
-"""Variables that make commands quick."""
 ROWS = ("raw put", "raw get", "raw ttl", "raw scan", "raw checksum", "raw import")
 BACKUP = (
     "abort",
@@ -125,7 +114,7 @@ class Shell:
 
     def __init__(self, folder: Path, source: LiveCluster, target: LiveCluster) -> None:
         self.folder = folder
-        self.variables = {f"TIKV_BR_{name}": value for name, value in SETTINGS.items()}
+        self.variables = {**QUICK, "TIKV_BR_OUTPUT": "json"}
         self.variables["XDG_STATE_HOME"] = str(folder / "state")
         self.places = {
             "10.0.0.1:2379": source.pd,

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.command import PROGRAM, Done, environment, tikv_br
+from tests.e2e.command import PROGRAM, QUICK, Done, environment, tikv_br
 from tests.integration.kafka_server import kafka_broker
 from tests.support.etcd import find as find_etcd
 from tests.support.etcd import real_etcd
@@ -33,17 +33,6 @@ pytestmark = pytest.mark.slow
 ROWS = {b"key%03d" % number: b"value %d" % number for number in range(200)}
 SOURCE, TARGET = "10.0.0.1:2379", "10.9.0.1:2379"
 LONG = 3 * PATIENCE
-SETTINGS = {
-    "EXECUTOR": "driver",
-    "BACKUP_RAW_SAFE_INTERVAL": "0s",
-    "DRILL_RUN_SAFE_INTERVAL": "0s",
-    "DRILL_RUN_TARGET_STORES": "1",
-    "SYNC_HOLD_BACK": "0s",
-    "LOG_START_HOLD_BACK": "0s",
-    "LOG_START_FLUSH_INTERVAL": "200ms",
-    "SERVE_LISTEN": "127.0.0.1:0",
-}
-"""Variables that make commands quick; a flag of a page wins."""
 SPARK = {"TIKV_BR_SPARK_MASTER": "local[1]", "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 ELSEWHERE = {
     "migration": "tests/integration/incremental/test_migration.py",
@@ -84,7 +73,7 @@ class Page:
         """By words and parts of words of the page; longer ones first."""
         self.bucket = folder / "storage"
         """In the place of all buckets."""
-        self.variables = {f"TIKV_BR_{name}": value for name, value in SETTINGS.items()}
+        self.variables = {**QUICK, "TIKV_BR_SERVE_LISTEN": "127.0.0.1:0"}
         self.variables |= {"TIKV_BR_OUTPUT": "json", "XDG_STATE_HOME": str(folder / "state")}
 
     def __enter__(self) -> Self:

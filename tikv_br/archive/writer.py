@@ -125,7 +125,7 @@ class LogWriter:
         self.buffered_bytes = 0
         self.flushed_ts = 0
         """The log has every change up to this."""
-        self.stored_bytes = self.rows = 0
+        self.rows = 0
         """Bytes and rows of the data files written by this process."""
 
     def start(self, ts: int) -> None:
@@ -201,7 +201,6 @@ class LogWriter:
         rows = by_version(pa.concat_batches(self._buffer))
         file = write_rows(self._store, self._description.log_id, self._span, self._codec, rows, self._rate_limit)
         self._files.append(file)
-        self.stored_bytes += file.size
         self.rows += file.total_kvs
         self._buffer, self.buffered_bytes = [], 0
 

@@ -16,7 +16,7 @@ from tikv_br.storage.crypter import IV_SIZE, KEY_SIZES, Crypter
 T = TypeVar("T")
 
 _MARK = b'{"encryption": '
-"""How a sealed record begins, and no other does."""
+"""The first bytes of a sealed record, and of no other."""
 _KEY_HINT = "Pass --crypter.key-file with the key that the backup was encrypted with."
 
 

@@ -207,9 +207,9 @@ def _end(out: Output, summary: DiffSummary) -> None:
 
 
 def _hint(summary: DiffSummary) -> str | None:
-    """Which flags would repair what is left; None = those of the error's default hint."""
+    """Return a hint with the flags that repair the remaining differences; None = the error's default hint."""
     if summary.puts or summary.deletes or (summary.only_b and not summary.only_a + summary.value):
         return "Only B has rows that differ: `--repair --repair-delete` deletes them." if summary.only_b else None
     if summary.only_b:
-        return "`--repair` writes to B what it lacks or has otherwise; with `--repair-delete` it also deletes what only B has."
+        return "`--repair` writes A's rows to B where they are missing or different; with `--repair-delete` it also deletes rows that only B has."
     return None

@@ -46,7 +46,7 @@ METRICS_FILE = (
 
 SHORTEST = 1.0
 VERSION_SECONDS = 5.0
-"""How long `gc status` asks the stores for the API version."""
+"""Seconds for which `gc status` asks the stores for the API version."""
 SHORTEST_LEASE, LONGEST_LEASE = 2.0, 60.0
 
 

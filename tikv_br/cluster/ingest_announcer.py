@@ -8,8 +8,7 @@ import time
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from tikv_br import cancellation
 from tikv_br.cluster.ingests import LEASE_SECONDS, Ingest
@@ -99,14 +98,6 @@ class Announcer:
     def close(self) -> None:
         """End the lease. Idempotent."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def finish_killed(cluster: Cluster, restores: Collection[str] = ()) -> None:

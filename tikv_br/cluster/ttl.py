@@ -18,7 +18,6 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import check_get_ttl
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError
-from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.rawscan import ScanPage
 
@@ -121,8 +120,6 @@ class TtlFetcher:
         import pyarrow as pa
 
         expire_ts, there = self.fetch(page.keys)
-        if self._raw.codec.api_version is ApiVersion.V2 and not expire_ts.all():
-            there &= self._still_there(page.keys)
         mask = pa.array(there)
         self.vanished += len(there) - int(there.sum())
         return ScanPage(page.keys.filter(mask), page.values.filter(mask)), expire_ts[there]
@@ -159,6 +156,8 @@ class TtlFetcher:
         self.error_seconds = max(self.error_seconds, max((each.error for each in found), default=0))
         there = np.array([each is not None for each in expiries], np.bool_)
         expire_ts = np.array([0 if each is None else each.expire_ts for each in expiries], np.uint64)
+        if self._raw.codec.is_v2 and not expire_ts.all():
+            there &= self._still_there(keys)
         return expire_ts, there
 
     def _still_there(self, keys: pa.LargeBinaryArray) -> Flags:

@@ -53,7 +53,7 @@ def check_options(options: VerifyOptions) -> None:
 def compare_tasks(
     ranges: Sequence[KeyRange], files: Sequence[FileEntry], chosen: Sequence[FileEntry]
 ) -> list[FilePart | KeyRange]:
-    """What to compare: the chosen files and, if all files are chosen, the ranges without a file."""
+    """Return the parts to compare: the chosen files and, if all files are chosen, the ranges without a file."""
     found = [FilePart(file, file.key_range) for file in chosen]
     return [*found, *subtract(ranges, [file.key_range for file in files])] if len(chosen) == len(files) else [*found]
 
