@@ -60,9 +60,16 @@ def run(*command: str, **more: str) -> str:
     return done.stdout
 
 
-def test_pipx_installs_it(wheel: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache of these tests: PySpark, which has no wheel, would leave 1.4 GB more in the user's one each time."""
+    return str(tmp_path_factory.mktemp("uv"))
+
+
+def test_pipx_installs_it(wheel: Path, tmp_path: Path, uv_cache: str) -> None:
     """With the versions that the tests ran with; nothing is installed beside ``tikv_br``."""
     places = {name: str(tmp_path / name) for name in ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR")}
+    places["UV_CACHE_DIR"] = uv_cache
     constraints = f"--constraint {ROOT / 'constraints.txt'}"
     run(str(BIN / "pipx"), "install", "--python", sys.executable, "--pip-args", constraints, str(wheel), **places)
     assert run(str(tmp_path / "PIPX_BIN_DIR/tikv-br"), "--version").startswith("tikv-br 1.")
@@ -71,10 +78,10 @@ def test_pipx_installs_it(wheel: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(wheel: Path, uv_cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``tikv-br`` with the playground, installed by ``uv tool``."""
     folder = tmp_path_factory.mktemp("installed")
-    places = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin")}
+    places = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin"), "UV_CACHE_DIR": uv_cache}
     arguments = ["--python", sys.executable, "--constraints", str(ROOT / "constraints.txt"), f"{wheel}[playground]"]
     run(str(BIN / "uv"), "tool", "install", *arguments, **places)
     return folder / "bin/tikv-br"

@@ -17,8 +17,9 @@ from tikv_br.storage.url import StorageLocation
 
 MULTIPART_SIZE = (8 << 20) + 4321
 """Bytes: more than one part of an upload."""
-SPACE_WARN, SPACE_FAIL = 20.0, 5.0
-"""Per cent of the file system of a ``local://`` storage."""
+SPACE_WARN, SPACE_FAIL = (0.2, 100 << 30), (0.05, 5 << 30)
+"""Part of the file system of a ``local://`` storage, and bytes: the smaller of the two is the limit, as a large disk is not
+full with 5 % left."""
 _NO_STORAGE_FOR_BACKUPS = "Use a storage that behaves like S3. Backups here could be damaged without notice."
 
 Act = Callable[[ObjectStore, str], ProbeOutcome]
@@ -122,16 +123,17 @@ def probe_space(context: ProbeContext) -> ProbeOutcome:
 
 def judge_space(free: int, total: int) -> ProbeOutcome:
     """See `probe_space`; both in bytes."""
+    warn_below, fail_below = (min(int(part * total), most) for part, most in (SPACE_WARN, SPACE_FAIL))
     left = 100 * free / max(total, 1)
     figures = (
-        Figure("storage_free", round(left, 1), "%", f"{SPACE_WARN:g}:", f"{SPACE_FAIL:g}:"),
-        Figure("storage_free_bytes", free, "B"),
+        Figure("storage_free", round(left, 1), "%"),
+        Figure("storage_free_bytes", free, "B", f"{warn_below}:", f"{fail_below}:"),
     )
     seen = f"{left:.0f} % left, {free / 2**30:.1f} GiB"
     advice = "Prune old backups, or use another storage: a backup that runs out of space ends with exit code 22."
-    if left < SPACE_FAIL:
+    if free < fail_below:
         return fail(seen, advice, *figures)
-    return warn(seen, advice, *figures) if left < SPACE_WARN else ok(seen, *figures)
+    return warn(seen, advice, *figures) if free < warn_below else ok(seen, *figures)
 
 
 def storage_probes(location: StorageLocation | None) -> tuple[Probe, ...]:

@@ -133,7 +133,22 @@ def test_a_version_that_all_commands_refuse_is_a_failure(
     assert ("change feed" in verdict.seen) == (api_version is V2)
 
 
-@pytest.mark.parametrize(("free", "status"), [(30, Status.OK), (19, Status.WARN), (4, Status.FAIL)])
-def test_space_of_a_directory(free: int, status: Status) -> None:
-    """By its part of the file system."""
-    assert judge_folder(free, 100).status is status
+@pytest.mark.parametrize(
+    ("free", "total", "status"),
+    [
+        (30, 100, Status.OK),
+        (19, 100, Status.WARN),
+        (4, 100, Status.FAIL),
+        (2000, 20_000, Status.OK),  # 10 %, but plenty
+        (90, 20_000, Status.WARN),
+        (8, 252, Status.WARN),  # 3 %
+        (4, 252, Status.FAIL),
+    ],
+)
+def test_space_of_a_directory(free: int, total: int, status: Status) -> None:
+    """In GiB: a small part of a large file system is enough."""
+    verdict = judge_folder(free << 30, total << 30)
+    assert verdict.status is status
+    (figure,) = (each for each in verdict.figures if each.label == "storage_free_bytes")
+    for limit, below in ((figure.warn, status is not Status.OK), (figure.critical, status is Status.FAIL)):
+        assert (figure.value < int(limit.removesuffix(":"))) is below
