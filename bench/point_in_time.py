@@ -113,7 +113,7 @@ def _prepare(source: LiveCluster, dataset: Dataset, folder: str) -> None:
     base = f"local://{folder}/base"
     succeed("backup", "raw", "-u", source.pd, "-s", base, "--safe-interval", "0s", "--executor", "driver")
     sources = MergeSources.open(StorageLocation("local", f"{folder}/base"), None)
-    first_ts, count = sources.window[0] + 1, dataset.rows // 10
+    first_ts, count = sources.window()[0] + 1, dataset.rows // 10
     segments = [list(_changes(dataset, count, first_ts + number * count)) for number in range(max(LENGTHS))]
     for length in LENGTHS:
         _write(f"{folder}/log", f"{length}", sources.base.cluster_id, sources.base.backup_ts, segments[:length])

@@ -95,8 +95,8 @@ def restore_to_point(
     """
     wanted = options.restore
     sources = MergeSources.open(wanted.storage, options.log)
-    window = sources.window
-    ts = options.ts or sources.last_ts(allow_inexact=options.allow_inexact)
+    window = sources.window(allow_inexact=options.allow_inexact)
+    ts = options.ts or window[1]
     sources.check(ts, allow_inexact=options.allow_inexact)
     uncertainty = _uncertainty(options)
     if uncertainty:

@@ -96,17 +96,20 @@ class Changefeeds:
         self._pd = pd
         self._sleep = sleep
 
-    def create(self, info: ChangefeedInfo) -> None:
+    def create(self, info: ChangefeedInfo, former_id: str = "") -> None:
         """Make a changefeed, paused until its safe point is set.
 
-        Raises `ChangefeedExists`, also for the name of a plain sync, and `SafePointError` when GC has passed its start.
+        Raises `ChangefeedExists`, also for the name of a plain sync and if there is a changefeed `former_id`, and
+        `SafePointError` when GC has passed its start.
         """
-        key, etcd = self._store.keys.changefeed(info.id), self._store.etcd
+        keys, etcd = self._store.keys, self._store.etcd
+        key, names = keys.changefeed(info.id), [each for each in (info.id, former_id) if each]
         paused = Put(key, dump(replace(info, state=ChangefeedState.PAUSED)))
-        made = etcd.transact([absent(key), none_with(self._store.keys.sync(info.id))], [paused])
+        unused = [absent(keys.changefeed(each)) for each in names]
+        made = etcd.transact([*unused, none_with(keys.sync(info.id))], [paused])
         if not made.succeeded:
-            what = "sync" if etcd.get(key) is None else "changefeed"
-            raise ChangefeedExists(f"a {what} {info.id} already exists", hint="Pass another id.")
+            found = [f"changefeed {each}" for each in names if etcd.get(keys.changefeed(each)) is not None]
+            raise ChangefeedExists(f"a {[*found, f'sync {info.id}'][0]} already exists", hint="Pass another --id.")
         ours = [modified_at(key, made.revision)]
         try:
             self._protect(info, info.start_ts)

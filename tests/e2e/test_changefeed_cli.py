@@ -126,6 +126,19 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     assert group("changefeed", "list").lines == []
 
 
+def test_the_default_name(group: Group, source: LiveCluster) -> None:
+    """It is no log's, whose safe point it would share; beside a changefeed that had the default name of earlier versions another one is refused."""
+    create = ("changefeed", "create", "--sink", "blackhole://", "--start-ts", "now")
+    group(*create, "--id", "default")
+    refused = group(*create, code=74).last
+    assert refused["message"] == "a changefeed default already exists"
+    assert [line["id"] for line in group("changefeed", "list").lines] == ["default"]
+    group("changefeed", "remove", "default")
+    assert group(*create).last["id"] == "changefeed"
+    assert service_id("changefeed") in safe_points(source)
+    group("changefeed", "remove", "changefeed")
+
+
 def test_another_address_but_no_other_sink(group: Group, source: LiveCluster, target: LiveCluster) -> None:
     """The sink of a changefeed may move to another address; what is another keyspace or cluster there is refused."""
     there = f"tikv://{target.pd}"

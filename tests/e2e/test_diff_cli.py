@@ -81,6 +81,10 @@ def test_people_get_tables(pair: tuple[str, str]) -> None:
     assert "the first 1, 2 more" in done.out
     assert "only in A" in done.out
     assert "3 keys differ" in done.err
+    quiet = tikv_br("diff", "--pd", a, "--pd", b, "-q")
+    assert quiet.code == 60
+    assert "only in A" in quiet.out
+    assert "compared" not in quiet.out
 
 
 def test_a_repair(pair: tuple[str, str]) -> None:
@@ -102,6 +106,7 @@ def test_a_repair(pair: tuple[str, str]) -> None:
     assert "`--repair --repair-delete` deletes" in tikv_br("diff", *sides).err
     repaired = succeed("diff", *sides, "--repair", "--repair-delete", "--yes")
     assert "Equal" in repaired.out
+    assert succeed("diff", *sides, "-q").out == ""
 
 
 @pytest.mark.parametrize(

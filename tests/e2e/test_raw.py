@@ -123,6 +123,7 @@ def test_wrong_flags_answer_without_a_cluster(pd: str) -> None:
         ("scan", "--pd", nowhere, "--start", "zzz", "--end", "aaa"): "--start zzz is not less than --end aaa",
         ("checksum", "--pd", nowhere, "--start", "b", "--end", "b"): "--start b is not less than --end b",
         ("delete-range", "--pd", nowhere, "--start", "a"): "--yes",
+        ("delete-range", "--pd", nowhere): "no range was given",
         ("delete-range", "--pd", nowhere, "--yes"): "--all",
         ("delete-range", "--pd", nowhere, "--yes", "--all", "--prefix", "a"): "--all cannot be combined",
         ("scan", "--pd", nowhere, "--prefix", "a", "--end", "b"): "--prefix cannot be combined",

@@ -107,7 +107,7 @@ def read_sources(context: MergeContext) -> None:
         raise UsageError(
             "there is nothing to merge: the backup is a full one", hint="Pass --log, or an incremental backup."
         )
-    ts = options.ts or sources.last_ts(allow_inexact=options.allow_inexact)
+    ts = options.ts or sources.window(allow_inexact=options.allow_inexact)[1]
     sources.check(ts, allow_inexact=options.allow_inexact)
     base = sources.base
     context.info = ClusterInfo(base.cluster_id, base.cluster_version, ApiVersion.V2, ())

@@ -17,6 +17,7 @@ from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, show
 from tikv_br.cli.sync_options import (
+    LOG_ID,
     MAX_BATCH_ROWS,
     SCRATCH_DIR,
     SORTER_MEMORY,
@@ -56,6 +57,8 @@ PROCESSOR_COLUMNS = (
     "error",
 )
 SHORTEST_LEASE = 2.0
+CHANGEFEED_ID = "changefeed"
+"""Default name of a changefeed."""
 
 
 class Group(NamedTuple):
@@ -118,7 +121,13 @@ class SharedSinkFlags(SinkFlags):
 class CreateFlags(GroupFlags):
     keyspace: str = shared.KEYSPACE()
     range: SyncRangeFlags
-    name: str = flag("default", "Name of the changefeed. Its safe point is tikv-br-sync-NAME.", "--id", metavar="NAME")
+    name: str = flag(
+        "",
+        "Name of the changefeed. Its safe point is tikv-br-sync-NAME.",
+        "--id",
+        metavar="NAME",
+        show_default=CHANGEFEED_ID,
+    )
     spans: int = flag(2, "Number of sub-spans. Up to this many captures share the work.", limits=(1, 100))
     sink: SharedSinkFlags
     start: StartFlags
@@ -143,7 +152,7 @@ def create(flags: CreateFlags) -> None:
 
     check_shared(target)
     wanted = ChangefeedInfo(
-        id=check_id(flags.name),
+        id=check_id(flags.name or CHANGEFEED_ID),
         sink=str(target),
         keyspace_id=0,
         start_key=first,
@@ -168,7 +177,7 @@ def create(flags: CreateFlags) -> None:
 
         wanted = replace(wanted, hold_back_ms=round(1000 * hold_back_for(group.cluster, flags.feed.hold_back)))
         info = resolved(wanted, group.cluster, flags.keyspace, start, flags.sink.options(flags.cluster))
-        group.changefeeds.create(info)
+        group.changefeeds.create(info, former_id="" if flags.name else LOG_ID)
         group.cluster.ingests.register_follower(service_id(info.id))
         _show(flags.out, group.store.snapshot(), info.id)
 

@@ -163,12 +163,13 @@ class DeleteRangeFlags(RawRangeFlags):
 @command(app, "raw delete-range", example="tikv-br raw delete-range --prefix user:1 --pd 10.0.0.1:2379")
 def delete_range(flags: DeleteRangeFlags) -> None:
     """Delete all keys of a range at once. Writes no tombstones: changefeeds and log archives do not see it."""
-    (first, last), confirm = flags.bounds(), confirmation("raw delete-range", yes=flags.yes)
+    first, last = flags.bounds()
     if flags.all_keys is bool(first + last):
         raise UsageError(
             "--all cannot be combined with a range" if flags.all_keys else "no range was given",
             hint="Pass --start and --end, or --prefix; or --all to delete all keys of the keyspace.",
         )
+    confirm = confirmation("raw delete-range", yes=flags.yes)
     bounds = f"from {quote(first, flags.range.form) or 'the beginning'} to {quote(last, flags.range.form) or 'the end'}"
     with flags.connected() as (cluster, client):
         rows = client.checksum(first, last).total_kvs

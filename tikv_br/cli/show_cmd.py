@@ -51,7 +51,7 @@ def _show_summary(out: Output, backup: BackupSet, log: LogSource | None) -> None
     if log is not None:
         from tikv_br.dataflow.merge import MergeSources
 
-        first, last = MergeSources.open(backup.store.location, log).window
+        first, last = MergeSources.open(backup.store.location, log).window()
         fields |= {"window_start": first, "window_end": last}
     out.result("backup", fields)
     out.pairs([(label(name), _text(name, value)) for name, value in fields.items()])

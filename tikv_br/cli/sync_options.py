@@ -28,7 +28,7 @@ MAX_BATCH_ROWS = 65_536
 SYNC_ID = "sync"
 """Default name of a sync."""
 LOG_ID = "default"
-"""Default name of a log archive; earlier versions had it for syncs as well."""
+"""Default name of a log archive; earlier versions had it for syncs and changefeeds as well."""
 SCRATCH_DIR = partial(
     flag,
     "",

@@ -117,48 +117,46 @@ class MergeSources:
         }
         return tuple(found.values())
 
-    @property
-    def window(self) -> tuple[int, int]:
-        """The first and the last timestamp to which rows can be restored.
+    def window(self, *, allow_inexact: bool = False) -> tuple[int, int]:
+        """The first and the last timestamp to which rows can be restored; with `allow_inexact` also in scan windows of the log.
 
         A backup is no snapshot: until the end of its scan it may lack rows that were deleted or expired in between, and have
-        newer ones. So the window starts at the end of the scan of the newest backup. Raises `LogDamaged` for a log with gaps.
+        newer ones. So the window starts at the end of the scan of the newest backup, or of the log's scan window that this is in.
+        The first is after the last if no time can be restored.
         """
-        return scanned_ts(self.newest), self.last_ts(allow_inexact=False)
-
-    def last_ts(self, *, allow_inexact: bool) -> int:
-        """The last timestamp to which rows can be restored; with `allow_inexact` also one in a scan window at the log's end."""
+        first = scanned_ts(self.newest)
         if self.log is None:
-            return scanned_ts(self.newest)
+            return first, first
         end = self.log.end_ts(self.newest.backup_ts, self.base.ranges)
-        return end if allow_inexact else self.log.inexact_around(self.base.ranges, end)[0]
+        if allow_inexact:
+            return first, end
+        return self.log.inexact_around(self.base.ranges, first)[1], self.log.inexact_around(self.base.ranges, end)[0]
 
     def check(self, ts: int, *, allow_inexact: bool = False) -> None:
         """Check that a timestamp is in the window and, without `allow_inexact`, in no scan window of the log.
 
         Raises `OutsideRestoreWindow`, `LogDamaged` if they were in a part of the log that is lost.
         """
-        first, last = self.window
-        end = self.last_ts(allow_inexact=True)
+        first, last = self.window(allow_inexact=allow_inexact)
+        scanned, end = self.window(allow_inexact=True)
         if self.log is not None and ts > end:
             with contextlib.suppress(UsageError):  # the log is whole, but ends before
                 self.log.check(self.base.ranges, self.newest.backup_ts, ts)
-        upper = end if allow_inexact else last
-        if first > upper:
+        if first > last:
             raise OutsideRestoreWindow(
-                f"the log has all rows only up to {show_ts(upper)}, before the backup's scan had ended ({show_ts(first)})",
+                f"the log has all rows only up to {show_ts(last)}, before the first time that can be restored from the backup, {show_ts(first)}",
                 hint="Wait until the log has reached that time, or use an older backup.",
             )
-        if not first <= ts <= end:
+        if not scanned <= ts <= end:
             raise OutsideRestoreWindow(
-                f"{show_ts(ts)} is outside the restorable window, {show_ts(first)} to {show_ts(upper)}",
+                f"{show_ts(ts)} is outside the restorable window, {show_ts(first)} to {show_ts(last)}",
                 hint="Pass a time in the window, an older backup for earlier times, or a log for later ones.",
             )
         if self.log is None or allow_inexact:
             return
         before, after = self.log.inexact_around(self.base.ranges, ts)
         if before < after:
-            exact = " or ".join(str(each) for each in (before, after) if first <= each <= end)
+            exact = " or ".join(str(each) for each in (before, after) if scanned <= each <= end)
             inexact = "--allow-inexact: such keys then get an older value, or none."
             raise OutsideRestoreWindow(
                 f"at {show_ts(ts)} not all rows are known: the change feed was interrupted, and of keys written more than once "

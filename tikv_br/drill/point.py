@@ -79,16 +79,16 @@ def select(context: DrillContext) -> None:
     archive = LogArchive.open(open_store(choice.log.storage), choice.log.id)
     found = _usable_backups(context, choice, archive)
     newest, oldest = found[0].sources, found[-1].sources
-    last = newest.window[1]
-    first = max(oldest.window[0], minus_seconds(last, choice.seconds))
+    last = newest.window()[1]
+    first = max(oldest.window()[0], minus_seconds(last, choice.seconds))
     seed = None
     if choice.ts is None:
         seed = secrets.randbelow(MAX_SEED + 1) if context.options.seed is None else context.options.seed
         ts = choose_ts(archive.inexact_windows(oldest.base.ranges), first, last, seed)
     else:
         ts = choice.ts or last
-        first = oldest.window[0]
-    chosen = next((each for each in found if each.sources.window[0] <= ts), found[-1])
+        first = oldest.window()[0]
+    chosen = next((each for each in found if each.sources.window()[0] <= ts), found[-1])
     chosen.sources.check(ts)
     if choice.compare_source:
         source_of(context, chosen.sources.base.cluster_id)
@@ -235,7 +235,7 @@ def _usable_backups(context: DrillContext, choice: PointChoice, archive: LogArch
     refusal: TikvBrError | None = None
     for each in _candidates(context, archive):
         sources = each.sources
-        first, last = sources.window
+        first, last = sources.window()
         try:
             archive.check(sources.base.ranges, sources.newest.backup_ts, last)
             sources.check(last)
@@ -244,7 +244,7 @@ def _usable_backups(context: DrillContext, choice: PointChoice, archive: LogArch
             if found:
                 break
             continue
-        if found and last < found[0].sources.window[1]:
+        if found and last < found[0].sources.window()[1]:
             break
         _check_reaches_end(archive, sources)
         found.append(each)

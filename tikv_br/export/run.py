@@ -132,7 +132,7 @@ def _open_backup(context: ExportContext, sources: MergeSources) -> None:
     context.sources, context.cluster_id = sources, base.cluster_id
     context.backup_ts = sources.newest.backup_ts
     files = tuple((each.store.location, files) for each, files in sources.files(context.ranges))
-    ts = sources.window[1] if sources.increments else 0
+    ts = sources.window()[1] if sources.increments else 0
     context.source = BackupSource(StoredRows(files, ts, int(time.time())), codec)
     context.engine = Engine.of_tasks("merge", "read from a backup", read)
 

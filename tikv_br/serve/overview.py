@@ -75,10 +75,12 @@ def _window(baseline: Baseline | str, log: Log, finished_ms: int) -> Window | No
     except (UsageError, LogDamaged):
         return None
     end = archive.end_ts(baseline.backup_ts, baseline.ranges)
-    first, last = baseline.scanned_ts, archive.inexact_around(baseline.ranges, end)[0]
+    first = archive.inexact_around(baseline.ranges, baseline.scanned_ts)[1]
+    last = archive.inexact_around(baseline.ranges, end)[0]
     if last < first:
         is_lost = bool(archive.lost(baseline.ranges, baseline.backup_ts))
-        reason = "the log lacks changes after it" if is_lost else "the log has not reached the end of its scan"
+        scanned = "the end of a scan window" if end > baseline.scanned_ts else "the end of its scan"
+        reason = "the log lacks changes after it" if is_lost else f"the log has not reached {scanned}"
         return Window(status.log_id, status.storage, 0, 0, 0, 0, reason)
     return Window(status.log_id, status.storage, first, last, physical_ms(first), physical_ms(last), "")
 

@@ -15,6 +15,7 @@ from tests.integration.restore.points import rows_of
 from tests.support import history
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.logs import write_log
+from tikv_br.archive.log import LogArchive
 from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backup.run import backup
 from tikv_br.backupset import prune
@@ -184,7 +185,7 @@ def test_the_end_of_a_log_in_a_scan_window(chain: Chain, tmp_path: Path) -> None
     exact, inexact, end, later = (chain.live.cluster.pd.tso() + (number << 18) for number in (1000, 2000, 3000, 4000))
     source = chain.live.cluster.cluster_id
     log = write_log(parse(f"local://{tmp_path / 'log'}"), source, backup_ts(newest), [end], inexact=[(exact, later)])
-    assert MergeSources.open(newest, log).window[1] == exact
+    assert MergeSources.open(newest, log).window()[1] == exact
     with pytest.raises(OutsideRestoreWindow, match="not all rows are known") as refused:
         merge_backup(MergeOptions(options(chain.live, place), newest, log, inexact))
     assert f"Pass {exact}, the nearest" in refused.value.hint
@@ -198,6 +199,33 @@ def test_the_end_of_a_log_in_a_scan_window(chain: Chain, tmp_path: Path) -> None
     for ts in (inexact, 0):
         done = merge_backup(MergeOptions(options(chain.live, place, dry_run=True), newest, log, ts, allow_inexact=True))
         assert done.summary.backup_ts == (ts or end)
+
+
+def test_a_log_that_starts_with_a_scan_window(chain: Chain, tmp_path: Path) -> None:
+    """The window starts where the scan window ends; before it only inexact rows can be had, before that time none at all."""
+    newest, folder = chain.places[-1], parse(f"local://{tmp_path / 'log'}")
+    start, scanned = backup_ts(newest), MergeSources.open(newest, None).window()[0]
+    exact, end = (scanned + (number << 18) for number in (1000, 2000))
+    log = write_log(folder, chain.live.cluster.cluster_id, start, [exact - 1, end], inexact=[(start, exact)])
+    sources = MergeSources.open(newest, log)
+    assert sources.window() == (exact, end)
+    assert sources.window(allow_inexact=True) == (scanned, end)
+    sources.check(exact)
+    sources.check(scanned, allow_inexact=True)
+    with pytest.raises(OutsideRestoreWindow, match="not all rows are known") as refused:
+        sources.check(scanned)
+    assert f"Pass {exact}, the nearest" in refused.value.hint
+    with pytest.raises(OutsideRestoreWindow, match=f"outside the restorable window, .*{exact}.* to "):
+        sources.check(scanned - 1)
+    ended = replace(sources, log=replace(log_of(sources), segments=log_of(sources).segments[:1]))
+    with pytest.raises(OutsideRestoreWindow, match="before the first time that can be restored"):
+        ended.check(exact - 1)
+
+
+def log_of(sources: MergeSources) -> LogArchive:
+    """The log of sources that have one."""
+    assert sources.log is not None
+    return sources.log
 
 
 def backup_ts(place: StorageLocation) -> int:

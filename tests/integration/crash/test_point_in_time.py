@@ -133,7 +133,7 @@ class Follower:
         found = [self._source.cluster.pd.tso()]
 
         def has_come() -> bool:
-            first, last = MergeSources.open(newest, self.log).window
+            first, last = MergeSources.open(newest, self.log).window()
             found.append(last)
             return last > max(first, found[0])
 

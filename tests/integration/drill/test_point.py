@@ -160,7 +160,7 @@ def test_rows_are_those_of_the_source(options: DrillOptions, world: World) -> No
     """At random times, at both ends of the window, and at a requested one; the same seed chooses the same time."""
     seen: dict[bytes, bytes] = {}
     look = when(StepFinished, "verify", lambda: seen.update(contents(world.source, SCRATCH)))
-    first, last = world.sources("first").window
+    first, last = world.sources("first").window()
     chosen = []
     for asked in [
         *(replace(options, seed=seed) for seed in (1, 2, 1)),
@@ -179,7 +179,7 @@ def test_rows_are_those_of_the_source(options: DrillOptions, world: World) -> No
 
 def test_the_newest_backup_before_the_time_is_used(options: DrillOptions, world: World) -> None:
     """In a folder the newest one counts, also an increment; a named one is used as it is."""
-    second, third = (world.sources(name).window[0] for name in ("second", "third"))
+    second, third = (world.sources(name).window()[0] for name in ("second", "third"))
     for ts, name in ((second - 1, "first"), (second, "second"), (third - 1, "second"), (third, "third"), (0, "third")):
         report = drill(at(options, ts))
         assert report.backup is not None
@@ -253,7 +253,7 @@ def with_source(options: DrillOptions, log: LogSource | None = None) -> DrillOpt
 
 def test_the_source_has_changed_as_the_log_says(options: DrillOptions, world: World) -> None:
     """Rows that were overwritten, deleted or added since the restored time are no difference."""
-    for ts in world.sources("first").window:
+    for ts in world.sources("first").window():
         report = drill(with_source(at(options, ts)))
         restored, now = history.rows_at(world.versions, ts), contents(world.source)
         changed = sum(restored.get(each) != now.get(each) for each in {*restored, *now})
@@ -283,7 +283,7 @@ class RunningLog:
 def test_the_source_changes_while_it_is_compared(options: DrillOptions, world: World, tmp_path: Path) -> None:
     """The log has these changes soon; one that is not written any more is a failure with a reason."""
     log, _ = copied_log(world, tmp_path)
-    raw, last = world.source.raw(), world.sources("first").window[1]
+    raw, last = world.source.raw(), world.sources("first").window()[1]
     asked = with_source(at(options, last), log)
 
     def change() -> None:
@@ -317,7 +317,7 @@ def test_a_change_that_the_log_never_received_fails_the_drill(
 ) -> None:
     """The log lacks one row that only the source has: backup and log agree without it."""
     lost = {**world.versions, key(6): world.versions[key(6)][:-1]}
-    start_ts, end_ts = world.sources("first").base.backup_ts - 1, world.sources("first").window[1]
+    start_ts, end_ts = world.sources("first").base.backup_ts - 1, world.sources("first").window()[1]
     log = write_log(parse(str(tmp_path / "log")), world.source.cluster.cluster_id, start_ts, [end_ts], lost)
     asked = at(with_source(options, log), end_ts)
     assert asked.point is not None
@@ -377,7 +377,9 @@ def test_a_log_that_has_not_reached_the_backup_fails_the_drill(
     """There is nothing to choose from."""
     end = world.sources("first").base.backup_ts + 1
     log = write_log(parse(str(tmp_path / "log")), world.source.cluster.cluster_id, 1, [end])
-    refuse(replace(options, existing=world.place("first")), log, OutsideRestoreWindow, "before the backup's scan")
+    refuse(
+        replace(options, existing=world.place("first")), log, OutsideRestoreWindow, "first time that can be restored"
+    )
 
 
 def test_a_log_that_starts_after_the_backup_fails_the_drill(
@@ -391,7 +393,7 @@ def test_a_log_that_starts_after_the_backup_fails_the_drill(
 
 def test_times_that_cannot_be_restored_are_refused(options: DrillOptions, world: World) -> None:
     """Outside the window, and where the log lacks versions."""
-    first, last = world.sources("first").window
+    first, last = world.sources("first").window()
     for ts in (first - 1, last + 1, world.inexact[0] + 1):
         with pytest.raises(OutsideRestoreWindow, match=str(ts)):
             drill(at(options, ts))

@@ -51,7 +51,7 @@ def rows_of(place: StorageLocation) -> dict[bytes, bytes]:
 
 def times_in(sources: MergeSources, count: int, chance: random.Random) -> list[int]:
     """Random timestamps in the window at which all rows are known, and the end of the window, by order: at least `count`."""
-    first, last = sources.window
+    first, last = sources.window()
     assert sources.log is not None
     assert first < last
     found = {last}

@@ -161,7 +161,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
                     back_up_changes(options[1], places[0])
                 follower.kill()
                 time.sleep(WRITE_SECONDS / KILLS / 2)
-            scanned_ts = MergeSources.open(places[0], follower.log).window[0]
+            scanned_ts = MergeSources.open(places[0], follower.log).window()[0]
             store = open_store(follower.log.storage)
             eventually(lambda: len(indispensable(LogArchive.open(store, LOG_ID), scanned_ts)) >= SEGMENTS, PATIENCE)
         source.heal()
@@ -210,7 +210,7 @@ def test_a_compacted_log_gives_the_same_rows(
     assert done.new_files > done.new_segments
     after = MergeSources.open(recorded.full, log)
     assert after.log is not None
-    assert after.window == before.window
+    assert after.window() == before.window()
     assert after.log.inexact_windows() == before.log.inexact_windows()
     for ts in times_in(after, TIMES if executor == "driver" else 5, random.Random(SEED + 1)):
         recorded.check(tmp_path, recorded.full, log, ts)
@@ -235,7 +235,7 @@ def test_a_cluster_gets_the_rows_of_a_time(recorded: Recorded, tmp_path: Path) -
 def test_latest_is_found_again_until_a_restore_has_begun(*, began: bool, recorded: Recorded, tmp_path: Path) -> None:
     """Rows merged by a run that ended before it changed the target are merged again; a begun restore is finished as it began."""
     sources = MergeSources.open(recorded.full, recorded.log)
-    latest, older = sources.last_ts(allow_inexact=False), times_in(sources, 3, random.Random(SEED))[1]
+    latest, older = sources.window()[1], times_in(sources, 3, random.Random(SEED))[1]
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
         wanted = RestoreOptions(target.config, recorded.full)
         options = PointOptions(wanted, recorded.log, 0, work=parse(f"local://{tmp_path / 'work'}"))
@@ -278,7 +278,7 @@ def test_an_interrupted_removal_is_finished(
 
 def test_times_outside_the_window_are_refused(recorded: Recorded, tmp_path: Path) -> None:
     """With the window, and before anything is written."""
-    first, last = MergeSources.open(recorded.full, recorded.log).window
+    first, last = MergeSources.open(recorded.full, recorded.log).window()
     for ts in (1, first - 1, last + 1, last + (3600 * 1000 << 18)):
         place = parse(f"local://{tmp_path / 'merged'}")
         output = BackupOptions(recorded.source.config, place, executor="driver")
@@ -293,12 +293,12 @@ def test_a_log_with_a_gap_restores_nothing_behind_it(recorded: Recorded, tmp_pat
     """The window ends before the gap; a time behind it names the gap."""
     whole = MergeSources.open(recorded.full, recorded.log)
     assert whole.log is not None
-    found = indispensable(whole.log, whole.window[0])
+    found = indispensable(whole.log, whole.window()[0])
     missing = found[len(found) // 2]
     shutil.copytree(recorded.log.storage.path, tmp_path / "log")
     (tmp_path / "log" / missing.name).unlink()
     log = LogSource(parse(f"local://{tmp_path / 'log'}"), LOG_ID)
-    assert MergeSources.open(recorded.full, log).window == (whole.window[0], missing.from_ts)
+    assert MergeSources.open(recorded.full, log).window() == (whole.window()[0], missing.from_ts)
     recorded.check(tmp_path, recorded.full, log, missing.from_ts)
     place = parse(f"local://{tmp_path / 'merged'}")
     with pytest.raises(LogDamaged, match=str(missing.from_ts)):

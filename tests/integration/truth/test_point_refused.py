@@ -74,7 +74,7 @@ def test_logs(world: World, backup_ts: int, tmp_path: Path, command: CommandPath
         of(name, 2, "is not a valid id")
     refused(world, command, 31, "there is no log default", log=world.names["sound"])
     if command != ("show", "--log"):
-        of("short", 43, "before the backup's scan had ended")
+        of("short", 43, "before the first time that can be restored")
 
 
 def test_a_time_without_a_log(world: World) -> None:

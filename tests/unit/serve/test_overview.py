@@ -88,6 +88,15 @@ def test_a_window_ends_before_a_scan_window_at_the_end() -> None:
     assert found.to_ms == NOW_MS - HOUR_MS
 
 
+def test_a_window_starts_after_a_scan_window_at_the_start() -> None:
+    """As of a log that was started from the backup; until the log has passed it, no time can be restored."""
+    lacks = InexactPeriod(SPAN.start, SPAN.end, compose(NOW_MS - 11 * HOUR_MS), compose(NOW_MS - 9 * HOUR_MS))
+    (found,) = windows(log(inexact=(lacks,)))
+    assert found.from_ms == NOW_MS - 9 * HOUR_MS
+    (early,) = windows(log(inexact=(lacks,), lag=9.5 * 3600))
+    assert early.problem == "the log has not reached the end of a scan window"
+
+
 @pytest.mark.parametrize(
     ("made", "baseline"),
     [
