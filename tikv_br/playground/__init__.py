@@ -6,7 +6,7 @@ docs/playground.md.
 Modules, in reading order:
 - launcher, settings: starting and finding playgrounds; their settings
 - cluster, store_server: the process of a playground, its PD and its stores
-- node: what the services of one store share; call times and fatal requests
+- store_state, timestamps, node: what the services of one store share
 - servers: gRPC and HTTP servers, and ports
 - region, region_errors, regions, scheduler: the region table, its errors, and balancing
 - pd_state, pd_service, pd_http, pd_etcd, etcd: PD

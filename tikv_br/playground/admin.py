@@ -9,35 +9,21 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tikv_br.errors import PlaygroundError
+from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.failpoints import FailpointTable
-from tikv_br.playground.node import CallClock, FatalRequestLog, StoreNode
-from tikv_br.playground.pd_state import TimestampFault
+from tikv_br.playground.node import StoreNode
 from tikv_br.playground.region import Region
 from tikv_br.playground.regions import RegionTable
 from tikv_br.playground.servers import Reply, Request
+from tikv_br.playground.store_state import CallClock, FatalRequestLog
+from tikv_br.playground.timestamps import TimestampFault
 
 PREFIX: Final = "/playground/"
 _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
-
-
-class StoreControl(Protocol):
-    """The process that runs the stores."""
-
-    nodes: Mapping[int, StoreNode]
-
-    def kill_store(self, store_id: int) -> None: ...
-
-    def restart_store(self, store_id: int) -> None: ...
-
-    def kill_pd(self, seconds: float) -> None: ...
-
-    def move_pd_leader(self, seconds: float) -> None: ...
-
-    def kill_pd_leader(self, seconds: float, lease: float) -> None: ...
 
 
 class Admin:
@@ -45,37 +31,38 @@ class Admin:
 
     def __init__(
         self,
-        control: StoreControl,
+        nodes: Mapping[int, StoreNode],
         regions: RegionTable,
         failpoints: FailpointTable,
         fatal_requests: FatalRequestLog,
         calls: CallClock,
+        changes: ChangeHub,
+        control: Mapping[str, Callable[..., None]],
     ) -> None:
-        self._control = control
+        """``control``: commands that stop and start servers, by name."""
+        self._nodes = nodes
         self._regions = regions
         self._failpoints = failpoints
         self._fatal_requests = fatal_requests
         self._calls = calls
         self._views: dict[str, Callable[[], object]] = {
             "regions": lambda: [_region_json(region) for region in regions.all()],
-            "stores": lambda: [_store_json(node) for node in control.nodes.values()],
-            "feeds": next(iter(control.nodes.values())).changes.describe,  # all stores share it
+            "stores": lambda: [_store_json(node) for node in nodes.values()],
+            "feeds": changes.describe,
             "calls": self._describe_calls,
             "fatal_requests": lambda: [asdict(request) for request in fatal_requests.all()],
         }
         self._commands: dict[str, Callable[..., object]] = {
             "split": self._split,
             "merge": lambda source, target: _region_json(regions.merge(source, target)),
-            "transfer-leader": self._transfer_leader,
-            "move-peer": self._move_peer,
+            "transfer-leader": lambda region_id, store_id: _region_json(regions.transfer_leader(region_id, store_id)),
+            "move-peer": lambda region_id, from_store, to_store: _region_json(
+                regions.move(region_id, from_store, to_store)
+            ),
             "scatter": self._scatter,
-            "kill-store": self._kill_store,
-            "restart-store": self._restart_store,
-            "kill-pd": self._kill_pd,
-            "move-pd-leader": self._move_pd_leader,
-            "kill-pd-leader": self._kill_pd_leader,
             "flush": self._flush,
             "expire-import-mode": self._expire_import_mode,
+            **control,
         }
         failpoints.use_commands(self.run)
 
@@ -94,7 +81,7 @@ class Admin:
         command = self._commands.get(name)
         if command is None:
             raise PlaygroundError(f"unknown command {name!r}; commands: {', '.join(self._commands)}")
-        return command(**arguments)
+        return command(**arguments) or {}
 
     def _answer(self, method: str, name: str, rest: str, body: bytes) -> Reply:
         match method, name:
@@ -119,7 +106,7 @@ class Admin:
         return Reply.json({})
 
     def _describe_calls(self) -> dict[str, Any]:
-        nodes = self._control.nodes.values()
+        nodes = self._nodes.values()
         return {
             **self._calls.describe(),
             "least_seconds": max(node.pace.worked for node in nodes),
@@ -128,7 +115,7 @@ class Admin:
 
     def _clear_calls(self) -> None:
         self._calls.clear()
-        for node in self._control.nodes.values():
+        for node in self._nodes.values():
             node.pace.clear()
             node.downloads.clear()
 
@@ -144,51 +131,20 @@ class Admin:
             pieces.update((region.id, region) for region in split)
         return [_region_json(region) for region in sorted(pieces.values(), key=lambda piece: piece.start)]
 
-    def _transfer_leader(self, region_id: int, store_id: int) -> dict[str, Any]:
-        return _region_json(self._regions.transfer_leader(region_id, store_id))
-
-    def _move_peer(self, region_id: int, from_store: int, to_store: int) -> dict[str, Any]:
-        return _region_json(self._regions.move(region_id, from_store, to_store))
-
     def _scatter(self) -> list[dict[str, Any]]:
-        alive = [node.store_id for node in self._control.nodes.values() if node.alive]
+        alive = [node.store_id for node in self._nodes.values() if node.alive]
         self._regions.scatter([region.id for region in self._regions.all()], alive)
         return [_region_json(region) for region in self._regions.all()]
 
-    def _kill_store(self, store_id: int) -> dict[str, Any]:
-        node = self._node(store_id)
-        self._control.kill_store(store_id)
-        return _store_json(node)
-
-    def _restart_store(self, store_id: int) -> dict[str, Any]:
-        node = self._node(store_id)
-        self._control.restart_store(store_id)
-        return _store_json(node)
-
-    def _kill_pd(self, seconds: float) -> dict[str, Any]:
-        self._control.kill_pd(float(seconds))
-        return {}
-
-    def _move_pd_leader(self, seconds: float) -> dict[str, Any]:
-        self._control.move_pd_leader(float(seconds))
-        return {}
-
-    def _kill_pd_leader(self, seconds: float, lease: float = 1.0) -> dict[str, Any]:
-        self._control.kill_pd_leader(float(seconds), float(lease))
-        return {}
-
-    def _flush(self, store_id: int) -> dict[str, Any]:
+    def _flush(self, store_id: int) -> None:
         with contextlib.suppress(TimestampFault):  # the cache is empty all the same
             self._node(store_id).causal.flush()
-        return {}
 
-    def _expire_import_mode(self, store_id: int) -> dict[str, Any]:
-        node = self._node(store_id)
-        node.import_mode.switch(importing=False)
-        return _store_json(node)
+    def _expire_import_mode(self, store_id: int) -> None:
+        self._node(store_id).import_mode.switch(importing=False)
 
     def _node(self, store_id: int) -> StoreNode:
-        node = self._control.nodes.get(store_id)
+        node = self._nodes.get(store_id)
         if node is None:
             raise PlaygroundError(f"there is no store {store_id}")
         return node
@@ -201,7 +157,7 @@ def _store_json(node: StoreNode) -> dict[str, Any]:
         "status_address": node.status_address,
         "alive": node.alive,
         "import_mode": node.import_mode.importing,
-        "download_limit": node.download_limit.current,
+        "download_limit": node.download_limit.rate,
     }
 
 

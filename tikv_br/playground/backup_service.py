@@ -24,10 +24,10 @@ from tikv_br.playground.encoding import LiveRow, data_range, encoding_of, v2_ts
 from tikv_br.playground.external_storage import CipherFault, ExternalStorage, StorageFault, open_for
 from tikv_br.playground.failpoints import BACKUP_REGION
 from tikv_br.playground.node import BACKUP_EMPTY_RANGE, BACKUP_NOT_RAW, StoreNode, crash_store
-from tikv_br.playground.pd_state import TimestampFault
 from tikv_br.playground.raw_checks import VERSION_NAMES
 from tikv_br.playground.region import Region
 from tikv_br.playground.sst_file import with_properties
+from tikv_br.playground.timestamps import TimestampFault
 from tikv_br.playground.versions import ServerVersion
 
 CONVERTED_TS: Final = 1
@@ -43,7 +43,7 @@ _COLUMN_FAMILIES: Final = frozenset({"", _DEFAULT_CF, "lock", "write", "raft"})
 
 
 @dataclass(frozen=True, slots=True)
-class SstSummary:
+class SstSums:
     """Contents of an SST, counted over the keys and values that a client of the target sees."""
 
     crc64xor: int
@@ -51,7 +51,7 @@ class SstSummary:
     total_bytes: int
 
 
-def write_sst(rows: Iterable[LiveRow], path: Path, options: Options, *, counted: bool = True) -> SstSummary | None:
+def write_sst(rows: Iterable[LiveRow], path: Path, options: Options, *, counted: bool = True) -> SstSums | None:
     """Write the stored rows to an SST; None, and no file, when there are none. Not ``counted``: as before 6.1."""
     writer: SstFileWriter | None = None
     crc64xor = total_kvs = total_bytes = 0
@@ -68,7 +68,7 @@ def write_sst(rows: Iterable[LiveRow], path: Path, options: Options, *, counted:
     if writer is None:
         return None
     writer.finish()
-    return SstSummary(crc64xor, total_kvs, total_bytes)
+    return SstSums(crc64xor, total_kvs, total_bytes)
 
 
 def sst_options(compression: brpb_pb2.CompressionType.ValueType = brpb_pb2.UNKNOWN, level: int = 0) -> Options:
@@ -234,7 +234,7 @@ class _Task:
                 data = with_properties(path.read_bytes(), properties.found())
                 yield self._save(span, data, summary, start, end)
 
-    def _save(self, span: _RegionSpan, plain: bytes, summary: SstSummary, start: bytes, end: bytes) -> brpb_pb2.File:
+    def _save(self, span: _RegionSpan, plain: bytes, summary: SstSums, start: bytes, end: bytes) -> brpb_pb2.File:
         iv = secrets.token_bytes(external_storage.IV_SIZE)  # reported for plain files, too
         data = external_storage.crypt(self._request.cipher_info, iv, plain)
         name = self._name(span)

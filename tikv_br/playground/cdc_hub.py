@@ -41,7 +41,7 @@ class Outbox(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Subscription:
+class FeedSubscription:
     """One region's changes for one request of one stream."""
 
     outbox: Outbox
@@ -68,7 +68,7 @@ class ChangeHub:
         self._release = release
         self._regions = regions
         self._failpoints = failpoints
-        self._subscriptions: dict[tuple[int, int], list[Subscription]] = {}
+        self._subscriptions: dict[tuple[int, int], list[FeedSubscription]] = {}
         self._pins: defaultdict[int, set[int]] = defaultdict(set)
         self._applied: defaultdict[int, int] = defaultdict(int)
         regions.on_change(self._region_changed)
@@ -121,7 +121,7 @@ class ChangeHub:
             sent = region.to_pb().region_epoch
             raise RegionFault(region_errors.epoch_not_match(now, sent, self._regions.siblings(now, sent)))
 
-    def _send(self, subscriptions: Sequence[Subscription], rows: Sequence[Event.Row]) -> None:
+    def _send(self, subscriptions: Sequence[FeedSubscription], rows: Sequence[Event.Row]) -> None:
         for each in subscriptions:
             entries = [row for row in rows if each.span.contains(row.key)]
             if not entries:
@@ -139,7 +139,7 @@ class ChangeHub:
 
     # -- subscriptions ------------------------------------------------------------------------------------------
 
-    def subscribe(self, subscription: Subscription, epoch: metapb_pb2.RegionEpoch) -> cdcpb_pb2.Error | Region:
+    def subscribe(self, subscription: FeedSubscription, epoch: metapb_pb2.RegionEpoch) -> cdcpb_pb2.Error | Region:
         """Receive every write from now on; the region as it is now, or why the registration fails."""
         with self.lock:
             region = self._regions.get(subscription.region_id)
@@ -158,7 +158,7 @@ class ChangeHub:
             self._subscriptions[subscription.store_id, region.id] = [*there, subscription]
             return region
 
-    def end(self, subscription: Subscription, error: cdcpb_pb2.Error) -> None:
+    def end(self, subscription: FeedSubscription, error: cdcpb_pb2.Error) -> None:
         """End a subscription with an error, unless it has ended."""
         with self.lock:
             if not subscription.ended:
@@ -170,7 +170,7 @@ class ChangeHub:
             for each in self._all_of(outbox):
                 self._remove(each)
 
-    def subscriptions(self, outbox: Outbox) -> list[Subscription]:
+    def subscriptions(self, outbox: Outbox) -> list[FeedSubscription]:
         """Those of a stream that have not ended."""
         with self.lock:
             return self._all_of(outbox)
@@ -191,7 +191,7 @@ class ChangeHub:
                 for each in there
             ]
 
-    def resolve(self, node: StoreNode, outbox: Outbox) -> tuple[int, list[Subscription]]:
+    def resolve(self, node: StoreNode, outbox: Outbox) -> tuple[int, list[FeedSubscription]]:
         """A timestamp below all later writes of the store, and the subscriptions of a stream that get it as resolved-ts.
 
         Every event up to it has been pushed. The caller holds the lock.
@@ -200,7 +200,7 @@ class ChangeHub:
         resolved = [each for each in self._all_of(outbox) if self._release.resolves_raw or not each.raw]
         return ts, [each for each in resolved if each.initialized and self._is_led(each)]
 
-    def overrun(self, outbox: Outbox) -> list[Subscription]:
+    def overrun(self, outbox: Outbox) -> list[FeedSubscription]:
         """The subscriptions of a stream whose store has not noticed that it lost the leadership; ends those whose time is up."""
         with self.lock:
             overrun = [each for each in self._all_of(outbox) if each.overrun_until]
@@ -213,7 +213,7 @@ class ChangeHub:
                     )
             return [each for each in overrun if each.initialized and not each.ended]
 
-    def _is_led(self, subscription: Subscription) -> bool:
+    def _is_led(self, subscription: FeedSubscription) -> bool:
         """Return whether the store still leads the region. Take a timestamp first: no later leader goes below it."""
         region = self._regions.get(subscription.region_id)
         return (
@@ -226,18 +226,18 @@ class ChangeHub:
     def _not_leader(self, region: Region) -> cdcpb_pb2.Error:
         return cdcpb_pb2.Error(not_leader=self._regions.not_leader(region).not_leader)
 
-    def _of(self, store_id: int, region_id: int) -> list[Subscription]:
+    def _of(self, store_id: int, region_id: int) -> list[FeedSubscription]:
         return self._subscriptions.get((store_id, region_id), [])
 
-    def _all_of(self, outbox: Outbox) -> list[Subscription]:
+    def _all_of(self, outbox: Outbox) -> list[FeedSubscription]:
         return [each for there in self._subscriptions.values() for each in there if each.outbox is outbox]
 
-    def _end(self, subscription: Subscription, error: cdcpb_pb2.Error) -> None:
+    def _end(self, subscription: FeedSubscription, error: cdcpb_pb2.Error) -> None:
         self._remove(subscription)
         region_id, request_id = subscription.region_id, subscription.request_id
         subscription.outbox.push(Event(region_id=region_id, request_id=request_id, error=error))
 
-    def _remove(self, subscription: Subscription) -> None:
+    def _remove(self, subscription: FeedSubscription) -> None:
         subscription.ended = True
         place = subscription.store_id, subscription.region_id
         rest = [each for each in self._of(*place) if each is not subscription]

@@ -17,12 +17,12 @@ import grpc
 from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cdc_hub, cdc_rows
-from tikv_br.playground.cdc_hub import Subscription
+from tikv_br.playground.cdc_hub import ChangeHub, FeedSubscription
 from tikv_br.playground.cdc_rows import Event, SubscribedRange
 from tikv_br.playground.failpoints import CDC_REGISTER, CDC_RESOLVED, CDC_SCAN
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.pd_state import TimestampFault
 from tikv_br.playground.servers import bidi
+from tikv_br.playground.timestamps import TimestampFault
 
 Request = cdcpb_pb2.ChangeDataRequest
 Message = cdcpb_pb2.ChangeDataEvent
@@ -50,10 +50,10 @@ class Features:
 
 
 @dataclass(slots=True)
-class _Scan:
+class _QueuedScan:
     """A queued scan. Its snapshot is taken when its turn comes, so that not every region holds one open."""
 
-    subscription: Subscription
+    subscription: FeedSubscription
     begin: Callable[[], Iterator[Event.Row]]
     rows: Iterator[Event.Row] | None = None
 
@@ -62,10 +62,17 @@ class FeedStream:
     """Serves one call on one thread; requests are read on another. An `Outbox` of the hub."""
 
     def __init__(
-        self, node: StoreNode, context: grpc.ServicerContext, *, multiplexing: bool, interval: float, quota: int
+        self,
+        node: StoreNode,
+        hub: ChangeHub,
+        context: grpc.ServicerContext,
+        *,
+        multiplexing: bool,
+        interval: float,
+        quota: int,
     ) -> None:
         self._node = node
-        self._hub = node.changes
+        self._hub = hub
         self._context = context
         self._multiplexing = multiplexing
         self._interval = interval
@@ -75,7 +82,7 @@ class FeedStream:
         self._requests: deque[Request] = deque()
         self._events: deque[Event] = deque()
         self._queued_bytes = 0
-        self._scans: deque[_Scan] = deque()
+        self._scans: deque[_QueuedScan] = deque()
         self._ended = False
 
     # -- the hub's side, under its lock -------------------------------------------------------------------------
@@ -178,12 +185,12 @@ class FeedStream:
         if api != Request.TiDB and not (raw and node.api_version is ApiVersion.V2):
             return cdcpb_pb2.Error(compatibility=cdcpb_pb2.Compatibility(required_version=_REQUIRED_VERSION))
         span = SubscribedRange.of(request.start_key, request.end_key)
-        subscription = Subscription(self, node.store_id, request.region_id, request.request_id, span, raw)
+        subscription = FeedSubscription(self, node.store_id, request.region_id, request.request_id, span, raw)
         region = self._hub.subscribe(subscription, request.region_epoch)
         if isinstance(region, cdcpb_pb2.Error):
             return region
         scan = functools.partial(cdc_rows.scan, node.engine, region, request.checkpoint_ts)
-        self._scans.append(_Scan(subscription, scan if raw else lambda: iter(())))
+        self._scans.append(_QueuedScan(subscription, scan if raw else lambda: iter(())))
         return None
 
     def _deregister(self, request: Request) -> None:
@@ -237,7 +244,7 @@ class FeedStream:
         if overrun := self._hub.overrun(self):  # PD's newest timestamp, though the new leader may write below it
             yield from self._resolved(self._node.tso.next(), overrun)
 
-    def _resolved(self, ts: int, subscriptions: Iterable[Subscription]) -> Iterator[Message]:
+    def _resolved(self, ts: int, subscriptions: Iterable[FeedSubscription]) -> Iterator[Message]:
         if self._features is None or not subscriptions:
             return
         if not self._features.batched_resolved_ts:
@@ -261,8 +268,8 @@ class FeedStream:
 class ChangeDataService:
     """Serves one store. ``interval`` (seconds) is that of resolved-ts, ``quota`` (bytes) of a stream's queued events."""
 
-    def __init__(self, node: StoreNode, interval: float, quota: int) -> None:
-        self._node = node
+    def __init__(self, node: StoreNode, hub: ChangeHub, interval: float, quota: int) -> None:
+        self._node, self._hub = node, hub
         self._interval = max(interval, _MIN_INTERVAL)
         self._quota = quota
 
@@ -288,5 +295,7 @@ class ChangeDataService:
     def _serve(
         self, requests: Iterator[Request], context: grpc.ServicerContext, *, multiplexing: bool
     ) -> Iterator[Message]:
-        stream = FeedStream(self._node, context, multiplexing=multiplexing, interval=self._interval, quota=self._quota)
+        stream = FeedStream(
+            self._node, self._hub, context, multiplexing=multiplexing, interval=self._interval, quota=self._quota
+        )
         return stream.serve(requests)

@@ -31,21 +31,13 @@ from tikv_br.playground.encoding import encoding_of
 from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.etcd import EtcdServer
 from tikv_br.playground.failpoints import PD, FailpointInterceptor, FailpointTable
-from tikv_br.playground.import_service import DownloadLimit, ImportMode, ImportService
+from tikv_br.playground.import_service import ImportService
 from tikv_br.playground.launcher import Home
-from tikv_br.playground.node import CallClock, FatalRequestLog, Pace, StoreNode
+from tikv_br.playground.node import StoreNode
 from tikv_br.playground.pd_etcd import EtcdService, EtcdState
-from tikv_br.playground.pd_http import PdConfig, PdHttp
+from tikv_br.playground.pd_http import PdConfig, PdHttpApi
 from tikv_br.playground.pd_service import PdService
-from tikv_br.playground.pd_state import (
-    RENEW_INTERVAL,
-    CausalTimestamps,
-    GcState,
-    Keyspaces,
-    PdState,
-    TimestampFault,
-    Tso,
-)
+from tikv_br.playground.pd_state import GcState, Keyspaces, PdState
 from tikv_br.playground.raw_service import RawService
 from tikv_br.playground.region import Region, RegionSizes
 from tikv_br.playground.regions import RegionTable
@@ -63,6 +55,8 @@ from tikv_br.playground.servers import (
 from tikv_br.playground.settings import SETTINGS_FILE, Settings
 from tikv_br.playground.sst_file import SstStore
 from tikv_br.playground.store_server import StoreServer
+from tikv_br.playground.store_state import CallClock, FatalRequestLog, Pace, StoreImportMode
+from tikv_br.playground.timestamps import RENEW_INTERVAL, CausalTimestamps, TimestampFault, Tso
 
 PORT_SECONDS: Final = 5.0
 """Seconds that a restarted store waits for its ports: gRPC may not have closed one yet, or another program uses it."""
@@ -109,8 +103,17 @@ class Playground:
             nodes=self.nodes,
         )
         config = PdConfig(self.engine, replicas=settings.voters, stores=settings.stores)
-        self._admin = Admin(self, self.regions, self.failpoints, self.fatal_requests, self.calls)
-        self._pd_http = PdHttp(self.state, config)
+        control = {
+            "kill-store": self.kill_store,
+            "restart-store": self.restart_store,
+            "kill-pd": self.kill_pd,
+            "move-pd-leader": self.move_pd_leader,
+            "kill-pd-leader": self.kill_pd_leader,
+        }
+        self._admin = Admin(
+            self.nodes, self.regions, self.failpoints, self.fatal_requests, self.calls, self.changes, control
+        )
+        self._pd_http = PdHttpApi(self.state, config)
         self._scheduler = Scheduler(self.state, encoding_of(settings.version, settings.release), config)
         self._etcd = EtcdServer(settings.path / "etcd", tls=settings.tls) if settings.etcd else None
         self._renewal_over = threading.Event()
@@ -160,16 +163,24 @@ class Playground:
 
     def kill_store(self, store_id: int) -> None:
         """Stop a store as kill -9 does; its regions get new leaders after the election timeout."""
+        store = self._store(store_id)
         self.regions.set_store_down(store_id, down=True)
-        self._stores[store_id].stop()
+        store.stop()
 
     def restart_store(self, store_id: int) -> None:
         """Start a dead store on its ports, with an empty cache of timestamps."""
-        node = self.nodes[store_id]
+        store = self._store(store_id)
+        node = store.node
         if not node.alive:
             node.causal = CausalTimestamps(self.tso, node.release.ts_ahead(self.settings.ts_ahead))
-            self._start_store(self._stores[store_id], PORT_SECONDS)
+            self._start_store(store, PORT_SECONDS)
             self.regions.set_store_down(store_id, down=False)
+
+    def _store(self, store_id: int) -> StoreServer:
+        store = self._stores.get(store_id)
+        if store is None:
+            raise PlaygroundError(f"there is no store {store_id}")
+        return store
 
     def kill_pd(self, seconds: float) -> None:
         """Stop PD shortly afterwards, as kill -9 does, for so many seconds; the stores continue."""
@@ -185,7 +196,7 @@ class Playground:
         self.state.end_leadership()
         self.state.named = None
 
-    def kill_pd_leader(self, seconds: float, lease: float) -> None:
+    def kill_pd_leader(self, seconds: float, lease: float = 1.0) -> None:
         """Stop PD's leader shortly afterwards, as kill -9 does, for so many seconds.
 
         The others name it as the leader until its lease ends. Then the next one leads; stores find it a moment later.
@@ -301,22 +312,25 @@ class Playground:
             causal=CausalTimestamps(self.tso, settings.release.ts_ahead(settings.ts_ahead)),
             failpoints=self.failpoints,
             fatal_requests=self.fatal_requests,
-            changes=self.changes,
             sizes=self.sizes,
             data_dir=data_dir,
             files=SstStore(data_dir / "import", settings.version),
-            import_mode=ImportMode(),
-            download_limit=DownloadLimit(),
+            import_mode=StoreImportMode(),
+            download_limit=Pace(),
             pace=Pace(settings.store_speed, settings.data_weight),
         )
 
     def _services_of(self, node: StoreNode) -> Iterable[AddServices]:
         """The services of a store that starts, which is in normal mode and has no download limit."""
         node.import_mode.switch(importing=False)
-        node.download_limit.set(0)
-        feeds = ChangeDataService(node, self.settings.resolved_ts_interval, self.settings.feed_quota)
-        imports = ImportService(node, self.nodes)  # type: ignore[abstract]  # the rest is UNIMPLEMENTED
-        return [RawService(node).add_to, BackupService(node).add_to, imports.add_to, feeds.add_to]
+        node.download_limit.limit(0)
+        feeds = ChangeDataService(node, self.changes, self.settings.resolved_ts_interval, self.settings.feed_quota)
+        return [
+            RawService(node, self.changes).add_to,
+            BackupService(node).add_to,
+            ImportService(node, self.nodes).add_to,
+            feeds.add_to,
+        ]
 
     def _start_store(self, store: StoreServer, patience: float = 0.0) -> None:
         """Start a store on its ports, or on others if those are not free within ``patience`` seconds."""

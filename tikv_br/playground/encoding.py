@@ -45,7 +45,7 @@ class Stored(NamedTuple):
         return not self.deleted and not 0 < self.expire <= now
 
 
-class Version(NamedTuple):
+class KeyVersion(NamedTuple):
     """One version of a V2 key: the RPC key, its timestamp, and what is stored."""
 
     key: bytes
@@ -236,12 +236,12 @@ def encoding_of(api_version: ApiVersion, release: ServerVersion = RECORDED) -> E
     return _ENCODINGS[api_version]
 
 
-def v2_version(data_key: bytes, stored: bytes) -> Version:
+def v2_version(data_key: bytes, stored: bytes) -> KeyVersion:
     """A row of a V2 store. Raises `DeadlyData` for one that no V2 store writes."""
     key = from_memcomparable(data_key[1:-8])
     if key is None:
         raise DeadlyData(f"stored key {data_key.hex()} is not memcomparable")
-    return Version(key, v2_ts(data_key), _decode_v2(stored))
+    return KeyVersion(key, v2_ts(data_key), _decode_v2(stored))
 
 
 def v2_ts(data_key: bytes) -> int:

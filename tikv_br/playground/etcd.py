@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.launcher import http_ok, last_line
+from tikv_br.playground.launcher import find_etcd, http_ok, last_line
 from tikv_br.playground.servers import ReservedPort
 from tikv_br.playground.settings import TlsSettings
 
@@ -24,17 +24,6 @@ _POLL_SECONDS: Final = 0.02
 _PEER_SOCKET: Final = "localhost:1"
 """Socket for peers in the directory: a single member has none, but must listen."""
 _PEER: Final = f"unix://{_PEER_SOCKET}"
-
-
-def find_etcd() -> str:
-    """The program: ``ETCD_BINARY``, or the first on PATH. Raises `PlaygroundError` if there is none."""
-    found = shutil.which(os.environ.get("ETCD_BINARY") or "etcd")
-    if found is None:
-        raise PlaygroundError(
-            "there is no program etcd on PATH",
-            hint="Install it (Debian, Ubuntu: apt-get install etcd-server), or set ETCD_BINARY to its path.",
-        )
-    return found
 
 
 class EtcdServer:

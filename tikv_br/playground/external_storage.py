@@ -181,73 +181,56 @@ class CloudStorage:
             raise StorageFault.of_cloud("get", error) from error
 
 
-class S3Storage(CloudStorage):
+def _open_s3(s3: brpb_pb2.S3) -> CloudStorage:
     """A bucket, with the credentials of the request, or those of the environment if it has none."""
-
-    def __init__(self, s3: brpb_pb2.S3) -> None:
-        settings: dict[str, Any] = {
-            "endpoint": s3.endpoint,
-            "region": s3.region or "us-east-1",
-            "access_key_id": s3.access_key,
-            "secret_access_key": s3.secret_access_key,
-            "session_token": s3.session_token,
-            "prefix": s3.prefix.strip("/"),
-        }
-        store = S3Store(
-            s3.bucket,
-            virtual_hosted_style_request=not s3.force_path_style,
-            client_options={"allow_http": s3.endpoint.startswith("http://")},
-            **{name: value for name, value in settings.items() if value},
-        )
-        super().__init__(_url("s3", s3), store)
+    return _open_cloud(
+        "s3",
+        s3,
+        S3Store,
+        virtual_hosted_style_request=not s3.force_path_style,
+        endpoint=s3.endpoint,
+        region=s3.region or "us-east-1",
+        access_key_id=s3.access_key,
+        secret_access_key=s3.secret_access_key,
+        session_token=s3.session_token,
+    )
 
 
-class AzureStorage(CloudStorage):
+def _open_azure(azure: brpb_pb2.AzureBlobStorage) -> CloudStorage:
     """A container, with the key or SAS token of the request, or the credentials of the environment if it has none."""
-
-    def __init__(self, azure: brpb_pb2.AzureBlobStorage) -> None:
-        if azure.encryption_scope or azure.HasField("encryption_key"):
-            raise StorageFault.custom("Unsupported", "encryption scopes and keys of Azure are not supported here")
-        settings: dict[str, Any] = {
-            "account_name": azure.account_name or os.environ.get("AZURE_STORAGE_ACCOUNT", ""),
-            "endpoint": azure.endpoint,
-            "account_key": azure.shared_key or ("" if azure.access_sig else os.environ.get("AZURE_STORAGE_KEY", "")),
-            "sas_key": azure.access_sig,
-            "prefix": azure.prefix.strip("/"),
-        }
-        try:
-            store = AzureStore(
-                azure.bucket,
-                client_options={"allow_http": azure.endpoint.startswith("http://")},
-                **{name: value for name, value in settings.items() if value},
-            )
-        except BaseError as error:  # no account, or a key that is not base64
-            raise StorageFault.of_cloud("open", error) from error
-        super().__init__(_url("azure", azure), store)
+    if azure.encryption_scope or azure.HasField("encryption_key"):
+        raise StorageFault.custom("Unsupported", "encryption scopes and keys of Azure are not supported here")
+    return _open_cloud(
+        "azure",
+        azure,
+        AzureStore,
+        account_name=azure.account_name or os.environ.get("AZURE_STORAGE_ACCOUNT"),
+        endpoint=azure.endpoint,
+        account_key=azure.shared_key or ("" if azure.access_sig else os.environ.get("AZURE_STORAGE_KEY")),
+        sas_key=azure.access_sig,
+    )
 
 
-class GcsStorage(CloudStorage):
+def _open_gcs(gcs: brpb_pb2.GCS) -> CloudStorage:
     """A bucket of Google's, with the key of the request, or the application default credentials if it has none."""
-
-    def __init__(self, gcs: brpb_pb2.GCS) -> None:
-        settings: dict[str, Any] = {
-            "base_url": gcs.endpoint,
-            "service_account_key": gcs.credentials_blob,
-            "prefix": gcs.prefix.strip("/"),
-        }
-        try:
-            store = GCSStore(
-                gcs.bucket,
-                client_options={"allow_http": gcs.endpoint.startswith("http://")},
-                **{name: value for name, value in settings.items() if value},
-            )
-        except BaseError as error:  # a key that is none
-            raise StorageFault.of_cloud("open", error) from error
-        super().__init__(_url("gcs", gcs), store)
+    return _open_cloud("gcs", gcs, GCSStore, base_url=gcs.endpoint, service_account_key=gcs.credentials_blob)
 
 
-def _url(scheme: str, place: brpb_pb2.S3 | brpb_pb2.AzureBlobStorage | brpb_pb2.GCS) -> str:
-    return f"{scheme}://" + "/".join(filter(None, (place.bucket, place.prefix.strip("/"))))
+def _open_cloud(
+    scheme: str,
+    place: brpb_pb2.S3 | brpb_pb2.AzureBlobStorage | brpb_pb2.GCS,
+    store: type[S3Store | AzureStore | GCSStore],
+    **settings: Any,  # noqa: ANN401 - those of the store
+) -> CloudStorage:
+    """Open a bucket with the settings that are not empty. Raises `StorageFault` for credentials that are none."""
+    prefix = place.prefix.strip("/")
+    settings["prefix"] = prefix
+    options: dict[str, Any] = {name: value for name, value in settings.items() if value}
+    try:
+        opened = store(place.bucket, client_options={"allow_http": place.endpoint.startswith("http://")}, **options)
+    except BaseError as error:  # no account, or a key that is not base64
+        raise StorageFault.of_cloud("open", error) from error
+    return CloudStorage(f"{scheme}://" + "/".join(filter(None, (place.bucket, prefix))), opened)
 
 
 def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
@@ -258,11 +241,11 @@ def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
         case "local":
             return LocalStorage(Path(backend.local.path))
         case "s3":
-            return S3Storage(backend.s3)
+            return _open_s3(backend.s3)
         case "gcs":
-            return GcsStorage(backend.gcs)
+            return _open_gcs(backend.gcs)
         case "azure_blob_storage":
-            return AzureStorage(backend.azure_blob_storage)
+            return _open_azure(backend.azure_blob_storage)
         case other:
             raise StorageFault.custom("NotFound", f"bad storage backend {other or ''}")
 

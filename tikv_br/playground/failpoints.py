@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from tikv_br.cluster.pb import brpb_pb2, cdcpb_pb2, errorpb_pb2, import_sstpb_pb2, keyspacepb_pb2, pdpb_pb2, tikvpb_pb2
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.node import CallClock
+from tikv_br.playground.store_state import CallClock
 
 ANY_RPC: Final = "*"
 BACKUP_REGION: Final = "backup.region"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,14 @@ from rocksdict import SstFileWriter
 
 from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import DATA_PREFIX, MAX_TS, TS_SIZE
+from tikv_br.formats.keys.codec import DATA_PREFIX, MAX_TS, TS_SIZE, successor
 from tikv_br.playground import external_storage, region_errors, sst_file
 from tikv_br.playground.backup_service import sst_options
 from tikv_br.playground.encoding import Row
 from tikv_br.playground.external_storage import CipherFault, StorageFault, open_for
 from tikv_br.playground.node import INGEST_WITHOUT_PEER_FILE, StoreNode
 from tikv_br.playground.region import Region
-from tikv_br.playground.sst_file import COLUMN_FAMILIES, BadMeta, SstFacts, SstStore, UnreadableSst
+from tikv_br.playground.sst_file import COLUMN_FAMILIES, BadMeta, SstInspection, SstStore, UnreadableSst
 
 
 class WrongPrefix(Exception):
@@ -29,7 +28,7 @@ class WrongPrefix(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class RangeRewrite:
     """A rule with the range it is used on. Bounds are the file's own keys; ``end`` None is unbounded."""
 
     old_prefix: bytes
@@ -40,7 +39,7 @@ class Rewrite:
     end_exclusive: bool
 
     @classmethod
-    def of(cls, rule: import_sstpb_pb2.RewriteRule, meta: import_sstpb_pb2.SSTMeta) -> Rewrite:
+    def of(cls, rule: import_sstpb_pb2.RewriteRule, meta: import_sstpb_pb2.SSTMeta) -> RangeRewrite:
         """The rule of a request. Raises `WrongPrefix` when the range is not of the target's prefix."""
         old, new = rule.old_key_prefix, rule.new_key_prefix
         return cls(
@@ -75,12 +74,6 @@ class Rewrite:
         if self.new_timestamp:
             key = key[:-TS_SIZE] + (MAX_TS - self.new_timestamp).to_bytes(TS_SIZE, "big")
         return key
-
-
-def successor(prefix: bytes) -> bytes:
-    """The smallest key above all that begin with ``prefix``; b"" when there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
 
 
 def _start_of(start: bytes, old: bytes, new: bytes) -> bytes:
@@ -120,7 +113,7 @@ def download(node: StoreNode, request: import_sstpb_pb2.DownloadRequest) -> impo
     try:
         if saved.exists():
             return _range(node.files.facts(saved), meta)
-        rewrite = Rewrite.of(request.rewrite_rule, meta)
+        rewrite = RangeRewrite.of(request.rewrite_rule, meta)
         temp.write_bytes(_fetch(node, request, temp))
         return _keep(node.files, temp, saved, rewrite, meta)
     except StorageFault as fault:
@@ -144,7 +137,7 @@ def _fetch(node: StoreNode, request: import_sstpb_pb2.DownloadRequest, temp: Pat
         raise DownloadFault(f"{source}: {fault.display}") from fault
     node.downloads[request.name] += 1
     node.pace.work(request.sst.total_bytes)
-    time.sleep(node.download_limit.delay(len(data)))
+    node.download_limit.work(len(data))
     if request.sst.length and len(data) != request.sst.length:
         raise DownloadFault(f"{source}: downloaded size {len(data)}, expected {request.sst.length}")
     try:
@@ -154,7 +147,7 @@ def _fetch(node: StoreNode, request: import_sstpb_pb2.DownloadRequest, temp: Pat
 
 
 def _keep(
-    files: SstStore, temp: Path, saved: Path, rewrite: Rewrite, meta: import_sstpb_pb2.SSTMeta
+    files: SstStore, temp: Path, saved: Path, rewrite: RangeRewrite, meta: import_sstpb_pb2.SSTMeta
 ) -> import_sstpb_pb2.Range | None:
     """Save the file: unchanged if all of it is kept, else rewritten."""
     facts = files.facts(temp)
@@ -173,7 +166,7 @@ def _keep(
     return _range(files.facts(saved), meta)
 
 
-def _rewritten(rows: Iterator[Row], rewrite: Rewrite) -> Iterator[Row]:
+def _rewritten(rows: Iterator[Row], rewrite: RangeRewrite) -> Iterator[Row]:
     for key, value in rows:
         if rewrite.is_past(key[1:]):
             return
@@ -198,7 +191,7 @@ def _write(rows: Iterator[Row], path: Path) -> bool:
     return True
 
 
-def _range(facts: SstFacts, meta: import_sstpb_pb2.SSTMeta) -> import_sstpb_pb2.Range:
+def _range(facts: SstInspection, meta: import_sstpb_pb2.SSTMeta) -> import_sstpb_pb2.Range:
     if not facts.entries:  # RocksDB does not open it here, though TiKV would have read it
         return import_sstpb_pb2.Range(start=meta.range.start, end=meta.range.start)
     return import_sstpb_pb2.Range(start=facts.first[1:], end=facts.last[1:])

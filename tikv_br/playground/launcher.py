@@ -10,6 +10,7 @@ import http.client
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -204,8 +205,6 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
             hint="Install tikv-br with the extra: tikv-br[playground]",
         )
     if changes.get("etcd"):
-        from tikv_br.playground.etcd import find_etcd
-
         find_etcd()
     home = prepare(directory, changes)
     with home.log.open("ab") as log:
@@ -222,6 +221,17 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
     except BaseException:  # including signals: leave no half-started process
         process.terminate()
         raise
+
+
+def find_etcd() -> str:
+    """The program: ``ETCD_BINARY``, or the first on PATH. Raises `PlaygroundError` if there is none."""
+    found = shutil.which(os.environ.get("ETCD_BINARY") or "etcd")
+    if found is None:
+        raise PlaygroundError(
+            "there is no program etcd on PATH",
+            hint="Install it (Debian, Ubuntu: apt-get install etcd-server), or set ETCD_BINARY to its path.",
+        )
+    return found
 
 
 def start_detached(directory: Path, api_version: ApiVersion, stores: int) -> str:

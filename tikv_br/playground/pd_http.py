@@ -149,37 +149,49 @@ Handler = Callable[[Request, "re.Match[str]"], object]
 """Returns what is sent as JSON, or a `Reply`."""
 
 
-class PdHttp:
+class PdHttpApi:
     """Answers requests under ``/pd/api``."""
 
     def __init__(self, state: PdState, config: PdConfig) -> None:
         self._state = state
         self._release = state.settings.release
         self._config = config
+        started, version = state.started_at, f"v{self._release.pd}"
+        self._views: dict[str, Callable[[], object]] = {
+            "config/cluster-version": lambda: self._release.tikv,
+            "config/schedule": config.schedule,
+            "config/replicate": lambda: config.replication,
+            "config": self._whole_config,
+            "stores": self._stores,
+            "regions": lambda: self._regions_json(state.regions.all()),
+            "members": self._members,
+            "leader": lambda: self._members()["leader"],
+            "health": self._health,
+            "version": lambda: {"version": version, "build_time": "", "hash": "", "branch": ""},
+            "status": lambda: {"build_ts": "", "version": version, "git_hash": _GIT_HASH, "start_timestamp": started},
+            "cluster": lambda: {"id": state.cluster_id, "max_peer_count": config.replication["max-replicas"]},
+            "cluster/status": lambda: {
+                "raft_bootstrap_time": _utc(started),
+                "is_initialized": True,
+                "replication_status": "majority",
+            },
+            "min-resolved-ts": lambda: {
+                "is_real_time": True,
+                "min_resolved_ts": 0,
+                "persist_interval": "1s",
+                "stores_min_resolved_ts": None,
+            },
+            "gc/safepoint": self._gc,
+        }
         self._routes: list[tuple[str, str, Handler]] = [
-            ("GET", f"{_V1}/config/cluster-version", lambda _r, _m: self._release.tikv),
-            ("GET", f"{_V1}/config/schedule", lambda _r, _m: config.schedule()),
             ("POST", f"{_V1}/config/schedule", self._set_schedule),
             ("POST", f"{_V1}/config", self._set_schedule),
-            ("GET", f"{_V1}/config/replicate", lambda _r, _m: config.replication),
-            ("GET", f"{_V1}/config", self._whole_config),
             ("GET", f"{_V1}/schedulers", self._schedulers),
             ("POST", f"{_V1}/schedulers/(?P<name>[^/]+)", self._pause),
-            ("GET", f"{_V1}/stores", self._stores),
             ("GET", rf"{_V1}/store/(?P<id>\d+)", self._store),
-            ("GET", f"{_V1}/regions", lambda _r, _m: self._regions_json(state.regions.all())),
             ("GET", f"{_V1}/regions/key", self._regions_from),
             ("GET", rf"{_V1}/region/id/(?P<id>\d+)", self._region),
             ("GET", f"{_V1}/stats/region", self._stats),
-            ("GET", f"{_V1}/members", lambda _r, _m: self._members()),
-            ("GET", f"{_V1}/leader", lambda _r, _m: self._members()["leader"]),
-            ("GET", f"{_V1}/health", self._health),
-            ("GET", f"{_V1}/version", self._version),
-            ("GET", f"{_V1}/status", self._status),
-            ("GET", f"{_V1}/cluster", self._cluster),
-            ("GET", f"{_V1}/cluster/status", self._cluster_status),
-            ("GET", f"{_V1}/min-resolved-ts", self._min_resolved_ts),
-            ("GET", f"{_V1}/gc/safepoint", self._gc),
             ("DELETE", f"{_V1}/gc/safepoint/(?P<service>[^/]+)", self._delete_service),
         ]
         if self._release.has_keyspaces:
@@ -190,8 +202,12 @@ class PdHttp:
 
     def handle(self, request: Request) -> Reply:
         """Answer a request; 404 as Go's router words it for unknown paths."""
-        for method, path, handler in self._routes:
-            match = re.fullmatch(path, request.path.rstrip("/"))
+        path = request.path.rstrip("/")
+        view = self._views.get(path.removeprefix(f"{_V1}/"))
+        if view is not None and request.method == "GET":
+            return Reply.json(view())
+        for method, pattern, handler in self._routes:
+            match = re.fullmatch(pattern, path)
             if match and method == request.method:
                 try:
                     answer = handler(request, match)
@@ -208,7 +224,7 @@ class PdHttp:
         self._config.set_schedule(values, None if ttl is None else float(ttl))
         return "The config is updated."
 
-    def _whole_config(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
+    def _whole_config(self) -> dict[str, Any]:
         return {
             "client-urls": self._state.client_url,
             "name": NAME,
@@ -228,7 +244,7 @@ class PdHttp:
 
     # -- stores -------------------------------------------------------------------------------------------------
 
-    def _stores(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
+    def _stores(self) -> dict[str, Any]:
         stores = [self._store_json(node) for node in self._state.nodes.values()]
         return {"count": len(stores), "stores": stores}
 
@@ -349,7 +365,7 @@ class PdHttp:
         header = {"cluster_id": self._state.cluster_id}
         return {"header": header, "members": members, "leader": leader, "etcd_leader": leader}
 
-    def _health(self, _request: Request, _: re.Match[str]) -> list[dict[str, Any]]:
+    def _health(self) -> list[dict[str, Any]]:
         return [
             {
                 "name": member.name,
@@ -360,29 +376,7 @@ class PdHttp:
             for index, member in enumerate(self._state.members())
         ]
 
-    def _version(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
-        return {"version": f"v{self._release.pd}", "build_time": "", "hash": "", "branch": ""}
-
-    def _status(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
-        started = self._state.started_at
-        return {"build_ts": "", "version": f"v{self._release.pd}", "git_hash": _GIT_HASH, "start_timestamp": started}
-
-    def _cluster(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
-        return {"id": self._state.cluster_id, "max_peer_count": self._config.replication["max-replicas"]}
-
-    def _cluster_status(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
-        started = _utc(self._state.started_at)
-        return {"raft_bootstrap_time": started, "is_initialized": True, "replication_status": "majority"}
-
-    def _min_resolved_ts(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
-        return {
-            "is_real_time": True,
-            "min_resolved_ts": 0,
-            "persist_interval": "1s",
-            "stores_min_resolved_ts": None,
-        }
-
-    def _gc(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
+    def _gc(self) -> dict[str, Any]:
         services = self._state.gc.services()
         return {
             "service_gc_safe_points": [

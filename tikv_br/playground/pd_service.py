@@ -9,9 +9,10 @@ import grpc
 from google.protobuf.message import Message
 
 from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
-from tikv_br.playground.pd_state import LOGICAL_BITS, GcRefusal, KeyspaceRecord, PdState
+from tikv_br.playground.pd_state import GcRefusal, KeyspaceRecord, PdState
 from tikv_br.playground.region import Region
 from tikv_br.playground.servers import bidi, unary
+from tikv_br.playground.timestamps import LOGICAL_BITS
 
 if TYPE_CHECKING:
     from tikv_br.playground.servers import Handler
@@ -33,7 +34,7 @@ class PdRefusal(Exception):
 
     def __init__(self, kind: pdpb_pb2.ErrorType.ValueType, message: str) -> None:
         super().__init__(message)
-        self.error = pdpb_pb2.Error(type=kind, message=message)
+        self.kind = kind
 
 
 class PdService:
@@ -100,6 +101,10 @@ class PdService:
         response_type = getattr(module, method.output_type.name)
         has_header = "header" in method.output_type.fields_by_name
 
+        def refused(kind: pdpb_pb2.ErrorType.ValueType, message: str) -> Message:
+            error = pdpb_pb2.Error(type=kind, message=message)
+            return response_type(header=pdpb_pb2.ResponseHeader(error=error))  # type: ignore[no-any-return]
+
         def answer(request: Any, context: grpc.ServicerContext) -> Answer:  # noqa: ANN401
             if name != "GetMembers":
                 self._check_leads(context)
@@ -110,9 +115,11 @@ class PdService:
             try:
                 response = call(request)
             except GcRefusal as refusal:
-                context.abort(grpc.StatusCode.UNKNOWN, str(refusal))
+                if name not in _BARRIERS:
+                    context.abort(grpc.StatusCode.UNKNOWN, str(refusal))
+                response = refused(pdpb_pb2.UNKNOWN, str(refusal))
             except PdRefusal as refusal:
-                response = response_type(header=pdpb_pb2.ResponseHeader(error=refusal.error))
+                response = refused(refusal.kind, str(refusal))
             if has_header:
                 response.header.cluster_id = self._state.cluster_id
             return response
@@ -266,28 +273,19 @@ class PdService:
         )
 
     def _set_barrier(self, request: pdpb_pb2.SetGCBarrierRequest) -> pdpb_pb2.SetGCBarrierResponse:
-        asked = (request.barrier_id, request.barrier_ts, request.ttl_seconds)
+        barrier, ts, ttl = request.barrier_id, request.barrier_ts, request.ttl_seconds
         keyspace_id = request.keyspace_scope.keyspace_id if request.HasField("keyspace_scope") else _NULL_KEYSPACE
-        try:
-            if keyspace_id == _NULL_KEYSPACE:
-                self._state.gc.set_barrier(*asked)
-            else:
-                self._state.gc.set_other_barrier(*asked, keyspace_id)
-        except GcRefusal as refusal:
-            raise PdRefusal(pdpb_pb2.UNKNOWN, str(refusal)) from refusal
-        info = pdpb_pb2.GCBarrierInfo(
-            barrier_id=request.barrier_id, barrier_ts=request.barrier_ts, ttl_seconds=request.ttl_seconds
-        )
+        if keyspace_id == _NULL_KEYSPACE:
+            self._state.gc.set_barrier(barrier, ts, ttl)
+        else:
+            self._state.gc.set_other_barrier(barrier, ts, ttl, keyspace_id)
+        info = pdpb_pb2.GCBarrierInfo(barrier_id=barrier, barrier_ts=ts, ttl_seconds=ttl)
         return pdpb_pb2.SetGCBarrierResponse(new_barrier_info=info)
 
     def _set_global_barrier(self, request: pdpb_pb2.SetGlobalGCBarrierRequest) -> pdpb_pb2.SetGlobalGCBarrierResponse:
-        try:
-            self._state.gc.set_other_barrier(request.barrier_id, request.barrier_ts, request.ttl_seconds, None)
-        except GcRefusal as refusal:
-            raise PdRefusal(pdpb_pb2.UNKNOWN, str(refusal)) from refusal
-        info = pdpb_pb2.GlobalGCBarrierInfo(
-            barrier_id=request.barrier_id, barrier_ts=request.barrier_ts, ttl_seconds=request.ttl_seconds
-        )
+        barrier, ts, ttl = request.barrier_id, request.barrier_ts, request.ttl_seconds
+        self._state.gc.set_other_barrier(barrier, ts, ttl, None)
+        info = pdpb_pb2.GlobalGCBarrierInfo(barrier_id=barrier, barrier_ts=ts, ttl_seconds=ttl)
         return pdpb_pb2.SetGlobalGCBarrierResponse(new_barrier_info=info)
 
     def _delete_barrier(self, request: pdpb_pb2.DeleteGCBarrierRequest) -> pdpb_pb2.DeleteGCBarrierResponse:

@@ -1,12 +1,10 @@
-"""State of PD, shared by its gRPC services and its HTTP API: timestamps, keyspaces, safe points, stores."""
+"""State of PD, shared by its gRPC services and its HTTP API: keyspaces, safe points, stores."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -19,116 +17,7 @@ from tikv_br.playground.pd_etcd import EtcdState
 from tikv_br.playground.region import RegionSizes
 from tikv_br.playground.regions import RegionTable
 from tikv_br.playground.settings import Settings
-
-LOGICAL_BITS: Final = 18
-_MAX_LOGICAL: Final = (1 << LOGICAL_BITS) - 1
-_TSO_RECORD: Final = "tso"
-_WINDOW_MS: Final = 3000
-
-
-class TimestampFault(Exception):
-    """A store gets no timestamp from PD; the text is what it then puts into its answers."""
-
-    def __init__(self) -> None:
-        super().__init__('BatchRenew("Pd unknown error \\"TimestampRequest channel is closed\\"")')
-
-
-class Tso:
-    """PD's timestamp oracle. Thread-safe.
-
-    As PD does, it saves a time in the near future before it allocates timestamps up to it, and starts above the saved time.
-    """
-
-    def __init__(self, engine: RocksEngine, clock: Callable[[], float] = time.time) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._saved = int(engine.get_meta(_TSO_RECORD) or b"0")
-        self._physical = self._saved
-        self._logical = 0
-        self.available = True
-        """True while stores reach PD's leader; without it they renew no timestamps and send no resolved-ts."""
-
-    def sync(self) -> None:
-        """Begin above the saved time, as a new leader does: each change of the leader moves time up to 3 s ahead."""
-        with self._lock:
-            if self._saved > self._physical:
-                self._physical, self._logical = self._saved, 0
-
-    def next(self, count: int = 1) -> int:
-        """Allocate ``count`` timestamps of one millisecond and return the last; ``count`` is at most 2^18 - 1."""
-        if not 0 < count <= _MAX_LOGICAL:
-            raise ValueError(f"tso count {count} is not in 1..{_MAX_LOGICAL}")
-        with self._lock:
-            now = int(self._clock() * 1000)
-            if now > self._physical:
-                self._physical, self._logical = now, 0
-            if self._logical + count > _MAX_LOGICAL:
-                self._physical, self._logical = self._physical + 1, 0
-            if self._physical >= self._saved:
-                self._saved = self._physical + _WINDOW_MS
-                self._engine.put_meta({_TSO_RECORD: str(self._saved).encode()})
-            self._logical += count
-            return self._physical << LOGICAL_BITS | self._logical
-
-
-RENEW_INTERVAL: Final = 0.1
-"""Seconds between two calls of `CausalTimestamps.renew`."""
-_MIN_BATCH: Final = 100
-_MAX_BATCH: Final = 8192
-
-
-class CausalTimestamps:
-    """One store's cache of timestamps from PD, up to ``ahead`` seconds old. Thread-safe."""
-
-    def __init__(self, tso: Tso, ahead: float = 3.0) -> None:
-        self._tso = tso
-        self._lock = threading.Lock()
-        self._max_batches = max(1, round(ahead / RENEW_INTERVAL))
-        self._max_age = round(ahead * 1000) << LOGICAL_BITS
-        self._batch_size = _MIN_BATCH
-        self._batches: deque[range] = deque()
-        with contextlib.suppress(TimestampFault):
-            self._append()
-
-    def next_ts(self) -> int:
-        """The timestamp of the next write: above the last, below what PD allocates from now on.
-
-        Raises `TimestampFault` if the cache is used up while PD has no leader.
-        """
-        with self._lock:
-            if not self._batches:
-                self._batch_size = min(2 * self._batch_size, _MAX_BATCH)
-                self._append()
-            batch = self._batches.popleft()
-            if len(batch) > 1:
-                self._batches.appendleft(batch[1:])
-            return batch[0]
-
-    def flush(self) -> None:
-        """Drop the cache: the next timestamp is above every one that PD has allocated before.
-
-        Raises `TimestampFault` while PD has no leader; the cache is empty then, too.
-        """
-        with self._lock:
-            self._batches.clear()
-            self._append()
-
-    def renew(self) -> None:
-        """Fetch one more batch and drop the oldest beyond the time covered; to be called every 100 ms."""
-        with self._lock, contextlib.suppress(TimestampFault):
-            self._append()
-            newest = self._batches[-1][0]
-            # By age as well: on a busy machine the calls are further apart, and so many batches cover more time.
-            while len(self._batches) > self._max_batches or newest - self._batches[0][0] > self._max_age:
-                self._batches.popleft()
-
-    def _append(self) -> None:
-        if not self._tso.available:
-            raise TimestampFault
-        last = self._tso.next(self._batch_size)
-        self._batches.append(range(last - self._batch_size + 1, last + 1))
-
+from tikv_br.playground.timestamps import Tso
 
 _KEYSPACES_RECORD: Final = "keyspaces"
 
@@ -187,7 +76,7 @@ class GcRefusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SafePoint:
+class ServiceSafePoint:
     """A service's safe point, or a barrier: data at and above ``ts`` must stay until ``expires`` (unix seconds)."""
 
     ts: int
@@ -204,10 +93,11 @@ class GcState:
         self._lock = threading.Lock()
         saved = json.loads(engine.get_meta(_GC_RECORD) or b"{}")
         self._safe_point: int = saved.get("safe_point", 0)
-        self._services = {name: SafePoint(*safe_point) for name, safe_point in saved.get("services", {}).items()}
-        self._services.setdefault(GC_WORKER, SafePoint(0, FOREVER))
+        self._services = {name: ServiceSafePoint(*safe_point) for name, safe_point in saved.get("services", {}).items()}
+        self._services.setdefault(GC_WORKER, ServiceSafePoint(0, FOREVER))
         self._barriers = {
-            (name, keyspace_id): SafePoint(ts, expires) for name, keyspace_id, ts, expires in saved.get("barriers", [])
+            (name, keyspace_id): ServiceSafePoint(ts, expires)
+            for name, keyspace_id, ts, expires in saved.get("barriers", [])
         }
 
     @property
@@ -230,12 +120,12 @@ class GcState:
                 self._save()
             return self._safe_point
 
-    def services(self) -> dict[str, SafePoint]:
+    def services(self) -> dict[str, ServiceSafePoint]:
         """The safe points that have not expired, by service."""
         with self._lock:
             return dict(self._unexpired())
 
-    def update_service(self, service: str, ttl: int, ts: int) -> tuple[str, SafePoint]:
+    def update_service(self, service: str, ttl: int, ts: int) -> tuple[str, ServiceSafePoint]:
         """Set or (TTL of 0 or less) remove a service's safe point; returns the lowest one then, with its owner.
 
         One below the lowest is not set, which is no error: the caller sees it from the answer. Raises `GcRefusal`.
@@ -247,7 +137,7 @@ class GcState:
             self._save()
             return self._lowest()
 
-    def set_barrier(self, barrier: str, ts: int, ttl: int) -> SafePoint:
+    def set_barrier(self, barrier: str, ts: int, ttl: int) -> ServiceSafePoint:
         """Set a GC barrier. Raises `GcRefusal` for one behind the transaction safe point or of a reserved name."""
         if barrier in {"", GC_WORKER}:
             raise GcRefusal(f"[PD:gc:ErrReservedGCBarrierID]trying to set a GC barrier with reserved id {barrier!r}")
@@ -258,7 +148,7 @@ class GcState:
                     "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier with ts "
                     f"{ts} which is already behind the txn safe point {behind}"
                 )
-            self._services[barrier] = SafePoint(ts, self._expiry(ttl))
+            self._services[barrier] = ServiceSafePoint(ts, self._expiry(ttl))
             self._save()
             return self._services[barrier]
 
@@ -271,17 +161,17 @@ class GcState:
                     "[PD:gc:ErrGlobalGCBarrierTSBehindTxnSafePoint]trying to set a global GC barrier with ts "
                     f"{ts} which is already behind the txn safe point {behind}"
                 )
-            self._barriers[barrier, keyspace_id] = SafePoint(ts, self._expiry(ttl))
+            self._barriers[barrier, keyspace_id] = ServiceSafePoint(ts, self._expiry(ttl))
             self._save()
 
-    def other_barriers(self) -> dict[tuple[str, int | None], SafePoint]:
+    def other_barriers(self) -> dict[tuple[str, int | None], ServiceSafePoint]:
         """Global barriers, and those of keyspaces that have their own GC, by name and keyspace."""
         with self._lock:
             now = self.now()
             self._barriers = {key: each for key, each in self._barriers.items() if each.expires > now}
             return dict(self._barriers)
 
-    def delete_barrier(self, barrier: str) -> SafePoint | None:
+    def delete_barrier(self, barrier: str) -> ServiceSafePoint | None:
         """Remove a barrier and return it, None if there was none."""
         with self._lock:
             removed = self._services.pop(barrier, None) if barrier != GC_WORKER else None
@@ -300,16 +190,16 @@ class GcState:
             ]
             held += [safe_point.ts for name, safe_point in self._unexpired().items() if name != GC_WORKER]
             lowest = min(held, default=ts)
-            self._services[service] = SafePoint(max(self._services[service].ts, min(ts, lowest)), FOREVER)
+            self._services[service] = ServiceSafePoint(max(self._services[service].ts, min(ts, lowest)), FOREVER)
         elif ts >= self._lowest()[1].ts:
-            self._services[service] = SafePoint(ts, self._expiry(ttl))
+            self._services[service] = ServiceSafePoint(ts, self._expiry(ttl))
 
-    def _lowest(self) -> tuple[str, SafePoint]:
+    def _lowest(self) -> tuple[str, ServiceSafePoint]:
         if self.has_barriers:
             return GC_WORKER, self._services[GC_WORKER]
         return min(sorted(self._unexpired().items()), key=lambda item: item[1].ts)
 
-    def _unexpired(self) -> dict[str, SafePoint]:
+    def _unexpired(self) -> dict[str, ServiceSafePoint]:
         now = self.now()
         self._services = {name: safe_point for name, safe_point in self._services.items() if safe_point.expires > now}
         return self._services

@@ -10,6 +10,7 @@ from fastcrc import crc64
 
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.sst.coding import encode_varint
 from tikv_br.playground import region_errors
 from tikv_br.playground.encoding import Encoding, Row, Stored
 from tikv_br.playground.node import StoreNode
@@ -22,21 +23,12 @@ _KEY: Final = b"\x12"
 _VALUE: Final = b"\x1a"
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_SMALL: Final = [_varint(number) for number in range(1 << 14)]
+_SMALL: Final = [encode_varint(number) for number in range(1 << 14)]
 
 
 def _length(data: bytes) -> bytes:
     size = len(data)
-    return _SMALL[size] if size < len(_SMALL) else _varint(size)
+    return _SMALL[size] if size < len(_SMALL) else encode_varint(size)
 
 
 def serialize_rows(rows: Iterable[Row], *, key_only: bool = False) -> bytes:

@@ -14,13 +14,14 @@ from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
 from tikv_br.playground import region_errors
+from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.encoding import DeadlyData, Encoding, encoding_of
 from tikv_br.playground.node import GET_TTL_WITHOUT_TTL, StoreNode, crash_store
-from tikv_br.playground.pd_state import TimestampFault
 from tikv_br.playground.raw_checks import RawChecks, RegionFault, RequestFault, check_within
 from tikv_br.playground.raw_read import RawReads
 from tikv_br.playground.raw_write import RawWrites
 from tikv_br.playground.servers import bidi, unary
+from tikv_br.playground.timestamps import TimestampFault
 from tikv_br.playground.transactions import Transactions
 
 _NO_KEYS: Final = '"[components/raftstore/src/store/util.rs:1873]: [region {region}] {peer} no split key is specified."'
@@ -70,9 +71,9 @@ class _Method:
 class RawService:
     """Serves one store."""
 
-    def __init__(self, node: StoreNode) -> None:
+    def __init__(self, node: StoreNode, changes: ChangeHub) -> None:
         self._node = node
-        self._methods = _methods(node)
+        self._methods = _methods(node, changes)
 
     def add_to(self, server: grpc.Server) -> None:
         handlers = {name: unary(method.request, self._unary(name)) for name, method in self._methods.items()}
@@ -138,10 +139,10 @@ class RawService:
             place.CopyFrom(answer)
 
 
-def _methods(node: StoreNode) -> Mapping[str, _Method]:
+def _methods(node: StoreNode, changes: ChangeHub) -> Mapping[str, _Method]:
     encoding = encoding_of(node.api_version, node.release)
     checks = RawChecks(node)
-    reads, writes = RawReads(node, encoding, checks), RawWrites(node, encoding, checks)
+    reads, writes = RawReads(node, encoding, checks), RawWrites(node, encoding, checks, changes)
     transactions = Transactions(node, checks)
 
     def method(request: type[Message], response: Callable[..., Message], call: Call) -> _Method:

@@ -10,6 +10,7 @@ from typing import Final
 from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.encoding import Encoding, Row, data_range
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.raw_checks import RawChecks, RegionFault, RequestFault, check_within, key_outside, out_of_region
@@ -27,10 +28,11 @@ _APPLY = "[components/raftstore/src/store/fsm/apply.rs:2006]"
 class RawWrites:
     """RawPut, RawBatchPut, RawDelete, RawBatchDelete, RawDeleteRange and RawCompareAndSwap."""
 
-    def __init__(self, node: StoreNode, encoding: Encoding, checks: RawChecks) -> None:
+    def __init__(self, node: StoreNode, encoding: Encoding, checks: RawChecks, changes: ChangeHub) -> None:
         self._node = node
         self._encoding = encoding
         self._checks = checks
+        self._changes = changes
         self._atomic = threading.Lock()
 
     def put(self, request: kv.RawPutRequest) -> kv.RawPutResponse:
@@ -98,7 +100,7 @@ class RawWrites:
             expected = None if request.previous_not_exist else request.previous_value
             succeed = (live.value if live else None) == expected
             if succeed:
-                with self._node.changes.write_ts(self._node) as ts:
+                with self._changes.write_ts(self._node) as ts:
                     self._apply(region, [self._encoded(request.key, request.value, request.ttl, ts)])
         return kv.RawCASResponse(
             succeed=succeed, previous_not_exist=live is None, previous_value=live.value if live else b""
@@ -106,7 +108,7 @@ class RawWrites:
 
     def _put(self, context: kv.Context, pairs: Sequence[Row], ttls: Sequence[int], *, atomic: bool) -> None:
         region = self._checks.region_to_write(context)
-        with self._node.changes.write_ts(self._node) as ts:
+        with self._changes.write_ts(self._node) as ts:
             # TiKV pairs keys and TTLs until the shorter list ends.
             puts = [self._encoded(key, value, ttl, ts) for (key, value), ttl in zip(pairs, ttls, strict=False)]
             self._write(region, puts, [], atomic=atomic)
@@ -121,7 +123,7 @@ class RawWrites:
         region = self._checks.region_to_write(request.context)
         puts: list[Row] = []
         deletes: list[bytes] = []
-        with self._node.changes.write_ts(self._node) as ts:
+        with self._changes.write_ts(self._node) as ts:
             for key in keys:
                 tombstones, removed = self._encoding.delete(key, ts)
                 puts += tombstones
@@ -144,7 +146,7 @@ class RawWrites:
                 raise RegionFault(errorpb_pb2.Error(message=message, raft_entry_too_large=too_large))
         check_within(region, [key[1:] for key, _ in puts])
         check_within(region, [key[1:] for key in deletes])
-        self._node.changes.write(self._node, region, puts, deletes)
+        self._changes.write(self._node, region, puts, deletes)
         self._node.sizes.written(region.id, size)
 
     def _encoded(self, key: bytes, value: bytes, ttl: int, ts: int) -> Row:

@@ -140,7 +140,7 @@ class HttpServer:
     def __init__(self, app: App, address: str = ANY_PORT, tls: TlsSettings | None = None) -> None:
         host, _, port = address.rpartition(":")
         try:
-            self._server = _Server((host, int(port)), _handler_of(app))
+            self._server = _QuietServer((host, int(port)), _handler_of(app))
         except OSError as error:
             raise PlaygroundError(f"cannot listen on {address}: {error.strerror}") from error
         if tls:
@@ -165,7 +165,7 @@ def _ssl_context(tls: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-class _Server(ThreadingHTTPServer):
+class _QuietServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 

@@ -40,7 +40,7 @@ class UnreadableSst(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SstFacts:
+class SstInspection:
     """The outermost data keys of an SST (b"" if it cannot be opened for ingest) and the number of its rows.
 
     ``deadly`` is why a store that ingests it would crash sooner or later; empty if it would not.
@@ -95,7 +95,7 @@ def with_properties(data: bytes, added: Mapping[str, bytes]) -> bytes:
     return bytes(body) + replace(footer, metaindex=metaindex).encode()
 
 
-def inspect(path: Path, api_version: ApiVersion) -> SstFacts:
+def inspect(path: Path, api_version: ApiVersion) -> SstInspection:
     """Read the whole file as a store of that API version would. Raises `UnreadableSst`."""
     try:
         with open_sst(path) as db:
@@ -103,11 +103,11 @@ def inspect(path: Path, api_version: ApiVersion) -> SstFacts:
             return _facts(rows_of(db), promised, api_version)
     except UnreadableSst as error:
         if any(text in str(error) for text in _INGEST_CRASHES):
-            return SstFacts(b"", b"", 0, str(error))
+            return SstInspection(b"", b"", 0, str(error))
         raise
 
 
-def _facts(rows: Iterable[Row], promised: int, api_version: ApiVersion) -> SstFacts:
+def _facts(rows: Iterable[Row], promised: int, api_version: ApiVersion) -> SstInspection:
     first = last = b""
     entries = 0
     deadly = ""
@@ -122,7 +122,7 @@ def _facts(rows: Iterable[Row], promised: int, api_version: ApiVersion) -> SstFa
         entries += 1
     if entries != promised and not deadly:
         deadly = f"unsorted keys: {entries} of {promised} rows can be read in order"
-    return SstFacts(first, last, entries, deadly)
+    return SstInspection(first, last, entries, deadly)
 
 
 def _row_fault(api_version: ApiVersion, key: bytes, value: bytes) -> str:
@@ -169,7 +169,7 @@ COLUMN_FAMILIES: Final = ("default", "write")
 _UUID_SIZE: Final = 16
 _REMEMBERED: Final = 4096
 
-_facts_by_digest: OrderedDict[tuple[str, ApiVersion], SstFacts] = OrderedDict()
+_facts_by_digest: OrderedDict[tuple[str, ApiVersion], SstInspection] = OrderedDict()
 """The same bytes are read once, though each replica's store downloads them."""
 _facts_lock = threading.Lock()
 
@@ -195,7 +195,7 @@ class SstStore:
         """Return the path of an incomplete file. Raises `BadMeta`."""
         return self._temp / _name(meta)
 
-    def facts(self, path: Path) -> SstFacts:
+    def facts(self, path: Path) -> SstInspection:
         """Return the facts of `inspect`, cached by content. Raises `UnreadableSst`."""
         with path.open("rb") as file:
             key = hashlib.file_digest(file, "sha256").hexdigest(), self._api_version

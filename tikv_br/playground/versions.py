@@ -16,6 +16,16 @@ _NEWEST_PATCH: Final = {(5, 4): 3, (6, 1): 7, (6, 5): 12, (7, 1): 6, (7, 5): 7, 
 _PATTERN: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+)(?:-[0-9a-z.]+)?)?")
 
 
+class _Since:
+    """An attribute of `ServerVersion` that is true from a version on."""
+
+    def __init__(self, *number: int) -> None:
+        self._number = number
+
+    def __get__(self, release: ServerVersion, owner: object) -> bool:
+        return release.number >= self._number
+
+
 @dataclass(frozen=True, slots=True)
 class ServerVersion:
     """The version of all stores and of PD; newer patches of a release line have its fixes."""
@@ -40,79 +50,39 @@ class ServerVersion:
         """The three numbers of the stores' version."""
         return tuple(map(int, self.tikv.partition("-")[0].split(".")))
 
-    # -- PD -----------------------------------------------------------------------------------------------------
-
-    @property
-    def has_keyspaces(self) -> bool:
-        """Return whether PD supports keyspaces."""
-        return self.number >= (6, 3)
+    has_keyspaces = _Since(6, 3)
+    """PD supports keyspaces."""
+    encodes_v2 = _Since(6, 1)
+    """API V2 encodes keys and adds timestamps; older versions store keys unchanged."""
+    sums_v2 = _Since(6, 1, 1)
+    """RawChecksum encodes the bounds of API V2."""
+    drops_late_writes = _Since(6, 3)
+    """Stores drop raw writes past their deadline."""
+    checks_cluster = _Since(8)
+    """Stores refuse requests for another cluster."""
+    counts_backups = _Since(6, 1)
+    """A backup counts its files, omits expired rows, and can convert."""
+    flushes = _Since(6, 2)
+    """A backup drops the store's cached timestamps."""
+    collects_rows = _Since(6, 4)
+    """Files of API V2 have properties about their rows."""
+    knows_raw_feeds = _Since(6, 1)
+    """``kv_api`` has an effect; in older versions every feed is one of transactions, without raw rows."""
+    resolves_raw = _Since(6, 2)
+    """Feeds of raw rows get resolved-ts."""
+    multiplexes = _Since(7, 3)
+    """There is EventFeedV2 and Deregister; in older versions a Deregister counts as a Register."""
 
     @property
     def has_barriers(self) -> bool:
         """Return whether PD keeps GC barriers instead of service safe points."""
         return int(self.pd.partition(".")[0]) >= 9
 
-    # -- raw commands -------------------------------------------------------------------------------------------
-
-    @property
-    def encodes_v2(self) -> bool:
-        """Return whether API V2 encodes keys and adds timestamps; older versions store keys unchanged."""
-        return self.number >= (6, 1)
-
-    @property
-    def sums_v2(self) -> bool:
-        """Return whether RawChecksum encodes the bounds of API V2."""
-        return self.number >= (6, 1, 1)
-
-    @property
-    def drops_late_writes(self) -> bool:
-        """Return whether stores drop raw writes past their deadline."""
-        return self.number >= (6, 3)
-
-    @property
-    def checks_cluster(self) -> bool:
-        """Return whether stores refuse requests for another cluster."""
-        return self.number >= (8,)
-
-    # -- backups ------------------------------------------------------------------------------------------------
-
-    @property
-    def counts_backups(self) -> bool:
-        """Return whether a backup counts its files, omits expired rows, and can convert."""
-        return self.number >= (6, 1)
-
-    @property
-    def flushes(self) -> bool:
-        """Return whether a backup drops the store's cached timestamps."""
-        return self.number >= (6, 2)
-
-    @property
-    def collects_rows(self) -> bool:
-        """Return whether files of API V2 have properties about their rows."""
-        return self.number >= (6, 4)
-
     @property
     def collects_expiry(self) -> bool:
         """Return whether these properties have the expiry, and V1TTL files do not have them."""
         number = self.number
         return self.collects_rows and (number >= (7, 3) or (6, 5, 4) <= number < (6, 6) or (7, 1, 2) <= number < (7, 2))
-
-    # -- change feeds -------------------------------------------------------------------------------------------
-
-    @property
-    def knows_raw_feeds(self) -> bool:
-        """Return whether ``kv_api`` has an effect; in older versions every feed is one of transactions, without raw rows."""
-        return self.number >= (6, 1)
-
-    @property
-    def resolves_raw(self) -> bool:
-        """Return whether feeds of raw rows get resolved-ts."""
-        return self.number >= (6, 2)
-
-    @property
-    def multiplexes(self) -> bool:
-        """Return whether there is EventFeedV2 and Deregister; in older versions a Deregister counts as a Register."""
-        return self.number >= (7, 3)
 
     def causal_config(self, ahead: float) -> dict[str, object]:
         """The section ``causal-ts`` of a store's configuration; empty = there is none."""

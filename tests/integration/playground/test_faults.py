@@ -101,8 +101,7 @@ def test_pd_leader_dies(tmp_path: Path) -> None:
         assert "Fail to get ts" in put.error
         eventually(lambda: state.leader == 1)
         eventually(lambda: client.put(b"k", b"v") == kv.RawPutResponse())
-        eventually(lambda: accepts(client), 60)
-        assert state.died is None
+        eventually(lambda: accepts(client) and state.died is None, 60)
 
 
 def accepts(client: Client) -> bool:

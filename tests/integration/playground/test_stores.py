@@ -16,8 +16,8 @@ from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cluster
-from tikv_br.playground.pd_state import RENEW_INTERVAL
 from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
+from tikv_br.playground.timestamps import RENEW_INTERVAL
 
 LOGICAL_BITS = 18
 

@@ -12,7 +12,6 @@ from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.keys.codec import KeyCodec, successor
 from tikv_br.formats.keys.ranges import KeyRange, user_range
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite, encoded_prefix
-from tikv_br.playground.ingest import successor as stores_successor
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
 PREFIXES = st.binary(max_size=20)
@@ -52,12 +51,6 @@ def test_a_rewritten_range_holds_exactly_the_rewritten_keys(
 def inside(key: bytes, span: KeyRange) -> bool:
     """What a range means, said the long way."""
     return key >= span.start and (span.end == b"" or key < span.end)
-
-
-@given(PREFIXES)
-def test_the_successor_is_that_of_the_stores(prefix: bytes) -> None:
-    """A store takes the end of a prefix's range as this very string, and as no other that means the same."""
-    assert successor(prefix) == stores_successor(prefix)
 
 
 def test_the_end_of_a_keyspace_is_bare() -> None:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tikv_br.playground.node import CallClock
+from tikv_br.playground.store_state import CallClock
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
 from tikv_br.playground import cdc_rows
-from tikv_br.playground.cdc_hub import Subscription
+from tikv_br.playground.cdc_hub import FeedSubscription
 from tikv_br.playground.cdc_rows import Event, SubscribedRange
 from tikv_br.playground.cdc_stream import Features
 from tikv_br.playground.cluster import Playground, open_playground
@@ -118,9 +118,9 @@ def playground(tmp_path: Path) -> Iterator[Playground]:
     opened.engine.close()
 
 
-def subscribed(playground: Playground, region: Region, outbox: Outbox) -> Subscription:
+def subscribed(playground: Playground, region: Region, outbox: Outbox) -> FeedSubscription:
     """A subscription whose scan is over."""
-    subscription = Subscription(outbox, region.leader_store, region.id, 1, SubscribedRange(), raw=True)
+    subscription = FeedSubscription(outbox, region.leader_store, region.id, 1, SubscribedRange(), raw=True)
     assert playground.changes.subscribe(subscription, region.to_pb().region_epoch) == region
     subscription.initialized = True
     return subscription

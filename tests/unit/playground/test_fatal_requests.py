@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from tests.unit.playground.grpc_context import Aborted, context
-from tikv_br.playground.node import BACKUP_EMPTY_RANGE, FatalRequestLog, crash_store
+from tikv_br.playground.node import BACKUP_EMPTY_RANGE, crash_store
+from tikv_br.playground.store_state import FatalRequestLog
 
 
 def test_fatal_requests_are_saved(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tikv_br.playground.engine import RocksEngine
-from tikv_br.playground.pd_state import FOREVER, GC_WORKER, GcRefusal, GcState, SafePoint
+from tikv_br.playground.pd_state import FOREVER, GC_WORKER, GcRefusal, GcState, ServiceSafePoint
 
 
 class Clock:
@@ -24,7 +24,7 @@ def test_the_lowest_claim_is_told(engine: RocksEngine) -> None:
     gc = GcState(engine)
     assert gc.update_service("br", 300, 100)[0] == GC_WORKER
     assert gc.update_service(GC_WORKER, FOREVER, 500) == ("br", gc.services()["br"])
-    assert gc.update_service("br", 0, 0) == (GC_WORKER, SafePoint(500, FOREVER))
+    assert gc.update_service("br", 0, 0) == (GC_WORKER, ServiceSafePoint(500, FOREVER))
 
 
 def test_a_claim_behind_is_not_taken(engine: RocksEngine) -> None:
@@ -45,7 +45,7 @@ def test_claims_expire(engine: RocksEngine) -> None:
     clock.now += 9
     assert gc.update_service("x", 0, 0)[0] == "br"
     clock.now += 1
-    assert gc.update_service("x", 0, 0) == (GC_WORKER, SafePoint(500, FOREVER))
+    assert gc.update_service("x", 0, 0) == (GC_WORKER, ServiceSafePoint(500, FOREVER))
 
 
 def test_the_workers_claim_must_last(engine: RocksEngine) -> None:
@@ -68,8 +68,8 @@ def test_barriers_of_newer_pds(engine: RocksEngine) -> None:
     """With barriers PD always answers with gc_worker's point, which barriers hold back; sets behind it are refused."""
     gc = GcState(engine, barriers=True)
     gc.set_barrier("b", 100, 300)
-    assert gc.update_service("br", 300, 200) == (GC_WORKER, SafePoint(0, FOREVER))
-    assert gc.update_service(GC_WORKER, FOREVER, 500) == (GC_WORKER, SafePoint(100, FOREVER))
+    assert gc.update_service("br", 300, 200) == (GC_WORKER, ServiceSafePoint(0, FOREVER))
+    assert gc.update_service(GC_WORKER, FOREVER, 500) == (GC_WORKER, ServiceSafePoint(100, FOREVER))
     with pytest.raises(GcRefusal, match="txn safe point 100"):
         gc.advance(101)
     assert gc.advance(100) == 100

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from tikv_br.playground.import_service import TIMEOUT, ImportMode
+from tikv_br.playground.store_state import TIMEOUT, StoreImportMode
 
 
 def test_import_mode_ends_by_itself() -> None:
     """Ten minutes after the last switch the store is back to normal; each switch restarts them."""
     now = 1000.0
-    mode = ImportMode(lambda: now)
+    mode = StoreImportMode(lambda: now)
     seen = [mode.importing]
     for passed in (TIMEOUT - 1, TIMEOUT - 1):
         mode.switch(importing=True)
@@ -19,7 +19,7 @@ def test_import_mode_ends_by_itself() -> None:
 
 def test_import_mode_is_left() -> None:
     """By a switch to normal."""
-    mode = ImportMode()
+    mode = StoreImportMode()
     mode.switch(importing=True)
     mode.switch(importing=False)
     assert not mode.importing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tikv_br.playground.node import Pace
+from tikv_br.playground.store_state import Pace
 
 
 def test_work_queues_and_weighs() -> None:
@@ -24,3 +24,20 @@ def test_without_a_speed_nothing_waits() -> None:
     slept: list[float] = []
     Pace(sleep=slept.append).work(1 << 40)
     assert slept == []
+
+
+def test_a_new_rate_replaces_the_old_one() -> None:
+    """As download limits of TiKV 9.0: the last one counts for good, and its work waits for no earlier work."""
+    now, slept = [0.0], list[float]()
+    pace = Pace(clock=lambda: now[0], sleep=slept.append)
+    pace.work(1000)
+    pace.limit(500)
+    pace.work(1000)
+    pace.work(500)
+    pace.limit(1000)
+    pace.work(1000)
+    now[0] = 1e9
+    assert pace.rate == 1000
+    pace.limit(0)
+    pace.work(1000)
+    assert slept == [2.0, 3.0, 1.0]

@@ -12,7 +12,7 @@ import pytest
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.engine import RocksEngine
-from tikv_br.playground.pd_http import PdConfig, PdHttp
+from tikv_br.playground.pd_http import PdConfig, PdHttpApi
 from tikv_br.playground.pd_state import Keyspaces
 from tikv_br.playground.region import RegionSizes
 from tikv_br.playground.servers import Request
@@ -27,12 +27,12 @@ def playground(tmp_path: Path) -> Iterator[Playground]:
 
 
 @pytest.fixture
-def http(playground: Playground) -> PdHttp:
+def http(playground: Playground) -> PdHttpApi:
     """Return its HTTP API."""
-    return PdHttp(playground.state, PdConfig(playground.engine, replicas=3, stores=3))
+    return PdHttpApi(playground.state, PdConfig(playground.engine, replicas=3, stores=3))
 
 
-def ask(http: PdHttp, method: str, url: str, body: object = None) -> tuple[int, Any]:
+def ask(http: PdHttpApi, method: str, url: str, body: object = None) -> tuple[int, Any]:
     """Status and JSON of an answer."""
     path, _, query = url.partition("?")
     reply = http.handle(Request(method, path, query, b"" if body is None else json.dumps(body).encode()))
@@ -54,7 +54,7 @@ def test_schedule_for_a_time(engine: RocksEngine) -> None:
     assert PdConfig(engine, replicas=3, stores=3).schedule()["region-schedule-limit"] == 7
 
 
-def test_schedule_by_http(http: PdHttp) -> None:
+def test_schedule_by_http(http: PdHttpApi) -> None:
     """The pause that backup tools ask for (ttlSecond) shows in the schedule; an unknown name is a bad request."""
     assert ask(http, "POST", "/pd/api/v1/config/schedule?ttlSecond=300", {"max-merge-region-size": 0})[0] == 200
     assert ask(http, "GET", "/pd/api/v1/config/schedule")[1]["max-merge-region-size"] == 0
@@ -63,7 +63,7 @@ def test_schedule_by_http(http: PdHttp) -> None:
     assert ask(http, "POST", "/pd/api/v1/config/schedule", {"no-such-item": 0})[0] == 400
 
 
-def test_schedulers_pause_and_resume(http: PdHttp) -> None:
+def test_schedulers_pause_and_resume(http: PdHttpApi) -> None:
     """A delay in seconds pauses a scheduler, 0 resumes it."""
     path = "/pd/api/v1/schedulers/balance-leader-scheduler"
     assert ask(http, "POST", path, {"delay": 60})[0] == 200
@@ -73,7 +73,7 @@ def test_schedulers_pause_and_resume(http: PdHttp) -> None:
     assert ask(http, "POST", "/pd/api/v1/schedulers/nobody", {"delay": 1})[0] == 400
 
 
-def test_regions_by_key(http: PdHttp, playground: Playground) -> None:
+def test_regions_by_key(http: PdHttpApi, playground: Playground) -> None:
     """Keys in a query are percent-encoded bytes; limit counts regions; stats are of the range."""
     bounds = [region.start.hex().upper() for region in playground.regions.all()]
     found = ask(http, "GET", "/pd/api/v1/regions/key?key=%80&limit=1")[1]
@@ -82,7 +82,7 @@ def test_regions_by_key(http: PdHttp, playground: Playground) -> None:
     assert [region["start_key"] for region in ask(http, "GET", "/pd/api/v1/regions")[1]["regions"]] == bounds
 
 
-def test_service_safe_points_by_http(http: PdHttp, playground: Playground) -> None:
+def test_service_safe_points_by_http(http: PdHttpApi, playground: Playground) -> None:
     """They are listed, and one can be removed by hand."""
     playground.state.gc.update_service("br", 300, 5)
     names = [each["service_id"] for each in ask(http, "GET", "/pd/api/v1/gc/safepoint")[1]["service_gc_safe_points"]]
@@ -91,7 +91,7 @@ def test_service_safe_points_by_http(http: PdHttp, playground: Playground) -> No
     assert "br" not in playground.state.gc.services()
 
 
-def test_keyspaces(http: PdHttp, engine: RocksEngine) -> None:
+def test_keyspaces(http: PdHttpApi, engine: RocksEngine) -> None:
     """DEFAULT is 0, others get ids in turn, a taken name is refused, and all are there after a restart."""
     created = ask(http, "POST", "/pd/api/v2/keyspaces", {"name": "one"})[1]
     assert created["id"] == 1

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.formats.keys import codec
-from tikv_br.playground.ingest import Rewrite, WrongPrefix, successor
+from tikv_br.formats.keys.codec import successor
+from tikv_br.playground.ingest import RangeRewrite, WrongPrefix
 
 FROM, TO = b"r\0\0\0", b"r\0\x10\x92"
 KEYS = [codec.encode(FROM + name) + bytes(8) for name in (b"", b"a", b"long enough for groups", b"z")]
@@ -14,11 +15,11 @@ KEYS = [codec.encode(FROM + name) + bytes(8) for name in (b"", b"a", b"long enou
 
 def rewrite(
     start: bytes = b"", end: bytes = b"", old: bytes = b"", new: bytes = b"", ts: int = 0, *, exclusive: bool = True
-) -> Rewrite:
+) -> RangeRewrite:
     """A rule on a range."""
     rule = import_sstpb_pb2.RewriteRule(old_key_prefix=old, new_key_prefix=new, new_timestamp=ts)
     meta = import_sstpb_pb2.SSTMeta(range=import_sstpb_pb2.Range(start=start, end=end), end_key_exclusive=exclusive)
-    return Rewrite.of(rule, meta)
+    return RangeRewrite.of(rule, meta)
 
 
 def test_without_a_rule_only_the_range_counts() -> None:

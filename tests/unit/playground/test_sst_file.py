@@ -8,7 +8,7 @@ import pytest
 from tests.support.sst_surgery import exchange_keys, flip, without_properties, write_sst
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
-from tikv_br.playground.sst_file import SstFacts, SstStore, UnreadableSst, inspect
+from tikv_br.playground.sst_file import SstInspection, SstStore, UnreadableSst, inspect
 
 V1_ROWS = [(b"zk%03d" % number, b"value %03d" % number) for number in range(100)]
 KEYS = {
@@ -19,7 +19,7 @@ KEYS = {
 }
 
 
-def looked_into(tmp_path: Path, data: bytes, api_version: ApiVersion = ApiVersion.V1) -> SstFacts:
+def looked_into(tmp_path: Path, data: bytes, api_version: ApiVersion = ApiVersion.V1) -> SstInspection:
     """Facts about a file of those bytes."""
     path = tmp_path / "looked-into.sst"
     path.write_bytes(data)
@@ -33,7 +33,7 @@ def looked_into(tmp_path: Path, data: bytes, api_version: ApiVersion = ApiVersio
 def test_a_sound_file(tmp_path: Path) -> None:
     """Outermost keys and number of rows; nothing deadly; the file stays untouched and no scratch folder behind."""
     data = write_sst(tmp_path / "sound.sst", V1_ROWS)
-    assert looked_into(tmp_path, data) == SstFacts(b"zk000", b"zk099", 100)
+    assert looked_into(tmp_path, data) == SstInspection(b"zk000", b"zk099", 100)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_rows_that_kill(tmp_path: Path, api_version: ApiVersion, key: bytes, val
         assert deadly in facts.deadly
         assert key.hex() in facts.deadly
     else:
-        assert facts == SstFacts(key, key, 1)
+        assert facts == SstInspection(key, key, 1)
 
 
 def test_the_same_bytes_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts go by content and API version, so three replicas' downloads cost one reading."""
     read: list[Path] = []
 
-    def counting(path: Path, api_version: ApiVersion) -> SstFacts:
+    def counting(path: Path, api_version: ApiVersion) -> SstInspection:
         read.append(path)
         return inspect(path, api_version)
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tikv_br.playground.engine import RocksEngine
-from tikv_br.playground.pd_state import LOGICAL_BITS, RENEW_INTERVAL, CausalTimestamps, Tso
+from tikv_br.playground.timestamps import LOGICAL_BITS, RENEW_INTERVAL, CausalTimestamps, Tso
 
 
 class Clock:
