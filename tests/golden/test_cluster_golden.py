@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.raw_calls import compare_and_swap, starts_of
 from tests.support.scripted_grpc import Failure, ScriptedServer, fail
 from tests.unit.cluster.fakes import PD, FakeCluster, pd_http
 from tests.unit.cluster.fakes import members as members_of
@@ -133,7 +134,7 @@ def test_every_recorded_error_text_has_a_class(recording: Recording, version: Ap
         "RawBatchDelete": lambda: raw.batch_delete([b"k"]),
         "RawDeleteRange": lambda: raw.delete_range(b"a", b"b"),
         "RawChecksum": lambda: raw.checksum(b"a", b"b"),
-        "RawCompareAndSwap": lambda: raw.compare_and_swap(b"k", None, b"v"),
+        "RawCompareAndSwap": lambda: compare_and_swap(raw, b"k", None, b"v"),
     }
     found = 0
     for rpc, call in calls.items():
@@ -283,4 +284,4 @@ def test_recorded_pd_documents(recording: Recording) -> None:
         form = recording.one("PD/ScanRegions", "all")["responses"][0]
         # A region that was split off between the two recordings is in the later one only.
         starts = {base64.b64decode(item["region"].get("start_key", "")) for item in form["regions"]}
-        assert set(pd.regions(b"", b"").each_start()) >= starts
+        assert set(starts_of(pd.regions(b"", b""))) >= starts

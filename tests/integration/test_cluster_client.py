@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.raw_calls import compare_and_swap, starts_of
 from tests.support.waiting import eventually
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
@@ -115,7 +116,7 @@ def test_random_work_agrees_with_a_dictionary(any_version: LiveCluster) -> None:
         raw.delete(gone)
         model.pop(gone, None)
         assert raw.get(swapped) == model.get(swapped)
-        assert raw.compare_and_swap(swapped, model.get(swapped), b"new").succeeded
+        assert compare_and_swap(raw, swapped, model.get(swapped), b"new").succeeded
         model[swapped] = b"new"
         doomed = [key() for _ in range(5)]
         raw.batch_delete(doomed)
@@ -387,9 +388,7 @@ def test_region_sizes_are_known_for_every_region(live: LiveCluster, rows: dict[b
     assert rows
     pd, pd_http = live.cluster.pd, live.cluster.pd_http
     # PD may split a region between the two answers.
-    eventually(
-        lambda: list(pd_http.regions(b"", b"").each_start()) == [region.start for region in pd.scan_regions(b"", b"")]
-    )
+    eventually(lambda: starts_of(pd_http.regions(b"", b"")) == [region.start for region in pd.scan_regions(b"", b"")])
 
 
 def test_schedulers_can_be_paused(live: LiveCluster) -> None:

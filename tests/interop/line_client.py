@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tikv_br.cluster.rawkv import CompareAndSwapResult
+from tests.support.raw_calls import CompareAndSwapResult
 from tikv_br.formats.checksum import Checksum
 
 SCAN_LIMIT = 10_240

@@ -13,8 +13,8 @@ from tests.interop.conftest import Clusters, Connect
 from tests.interop.line_client import LineClient
 from tests.interop.rows import our_rows, rows, split, with_ttls
 from tests.support.live_cluster import LiveCluster
+from tests.support.raw_calls import CompareAndSwapResult, compare_and_swap
 from tikv_br.backup.run import backup
-from tikv_br.cluster.rawkv import CompareAndSwapResult
 from tikv_br.dataflow.options import BackupOptions, Loss
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions
@@ -113,10 +113,10 @@ def test_it_reads_and_deletes_what_we_write(loaded: Loaded) -> None:
     assert go.scan(b"zz-", b"zz.") == sorted(ours.items())
     if ttl:
         assert abs((go.get_ttl(b"zz-007") or 0) - ttl) < TOLERANCE
-    assert raw.compare_and_swap(b"zz-cas", None, b"1").succeeded
+    assert compare_and_swap(raw, b"zz-cas", None, b"1").succeeded
     assert go.compare_and_swap(b"zz-cas", b"1", b"") == CompareAndSwapResult(True, b"1")
     assert go.compare_and_swap(b"zz-cas", b"1", b"2") == CompareAndSwapResult(False, b"")
-    assert raw.compare_and_swap(b"zz-cas", b"", b"3").succeeded
+    assert compare_and_swap(raw, b"zz-cas", b"", b"3").succeeded
     go.delete_range(b"zz-", b"zz-050")
     assert raw.checksum(b"zz-", b"zz.").total_kvs == 51
     raw.delete_range(b"zz-050", b"zz.")

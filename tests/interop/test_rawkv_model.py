@@ -15,7 +15,8 @@ from tests.interop.conftest import Clusters, Connect
 from tests.interop.line_client import LineClient
 from tests.interop.rows import YEAR, our_rows
 from tests.support.live_cluster import LiveCluster
-from tikv_br.cluster.rawkv import CompareAndSwapResult, RawClient
+from tests.support.raw_calls import CompareAndSwapResult, compare_and_swap, put_with_ttls
+from tikv_br.cluster.rawkv import RawClient
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 
@@ -124,7 +125,11 @@ class RawKv(RuleBasedStateMachine):
     def batch_put(self, who: str, rows: list[tuple[bytes, bytes, int]]) -> None:
         """Put into several regions at once, some with and some without TTL."""
         rows = [(key, value, ttl if self.model.version.has_ttl else 0) for key, value, ttl in rows]
-        self.clients[who].batch_put_with_ttls(rows)
+        client = self.clients[who]
+        if isinstance(client, RawClient):
+            put_with_ttls(client, rows)
+        else:
+            client.batch_put_with_ttls(rows)
         for row in rows:
             self.model.put(*row)
 
@@ -152,9 +157,13 @@ class RawKv(RuleBasedStateMachine):
         """Swap against the right value or any."""
         found = self.model.get(key)
         previous = found if right else previous
-        assert self.clients[who].compare_and_swap(key, previous, value) == CompareAndSwapResult(
-            found == previous, found
+        client = self.clients[who]
+        swapped = (
+            compare_and_swap(client, key, previous, value)
+            if isinstance(client, RawClient)
+            else client.compare_and_swap(key, previous, value)
         )
+        assert swapped == CompareAndSwapResult(found == previous, found)
         if found == previous:
             self.model.put(key, value)
 

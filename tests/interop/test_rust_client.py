@@ -20,9 +20,9 @@ from tests.interop.conftest import Clusters
 from tests.interop.line_client import LineClient
 from tests.interop.rows import BOUNDS, our_rows, rows, split, with_ttls
 from tests.support.live_cluster import LiveCluster
+from tests.support.raw_calls import CompareAndSwapResult, compare_and_swap
 from tests.support.tools import find_tool
 from tikv_br.backup.run import backup
-from tikv_br.cluster.rawkv import CompareAndSwapResult
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions
@@ -140,7 +140,7 @@ def test_it_follows_our_writes(spaces: list[Space]) -> None:
         raw.batch_put({b"zz-%02d" % number: b"" for number in range(20)})
         assert len(space.rust.scan(b"zz-", b"zz.")) == 20
         assert space.rust.compare_and_swap(b"zz-00", b"", b"1") == CompareAndSwapResult(True, b"")
-        assert raw.compare_and_swap(b"zz-00", b"1", b"2").succeeded
+        assert compare_and_swap(raw, b"zz-00", b"1", b"2").succeeded
         space.rust.delete_range(b"zz-", b"zz.")
         assert raw.checksum(b"zz-", b"zz.").total_kvs == 0
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -12,7 +11,7 @@ from tikv_br.cluster.clock import seconds_now
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_answer, check_pairs, check_region_error
 from tikv_br.cluster.regions import Region
-from tikv_br.cluster.router import BATCH_ITEMS, BatchSender, Router
+from tikv_br.cluster.router import BATCH_ITEMS, Router
 from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import UsageError
@@ -39,15 +38,6 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-@dataclass(frozen=True, slots=True)
-class CompareAndSwapResult:
-    """Result of a compare-and-swap."""
-
-    succeeded: bool
-    previous: bytes | None
-    """The value before; None when there was none."""
-
-
 class TimedTtl(NamedTuple):
     """A TTL in seconds (0 = never), and when the request was under way."""
 
@@ -55,19 +45,6 @@ class TimedTtl(NamedTuple):
     sent: float
     """Time of sending by `time.monotonic`, as is `received`."""
     received: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Put:
-    """One pair of a batch, with the RPC key."""
-
-    key: bytes
-    value: bytes
-    ttl: int
-
-    @property
-    def size(self) -> int:
-        return len(self.key) + len(self.value)
 
 
 class RawClient:
@@ -114,17 +91,21 @@ class RawClient:
 
     def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The values of those of the keys that exist."""
+        rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
         found: dict[bytes, bytes] = {}
+        done = 0
 
-        def send(store: StoreClient, context: kvrpcpb_pb2.Context, batch: Sequence[bytes]) -> None:
-            request = kvrpcpb_pb2.RawBatchGetRequest(context=context, keys=batch)
+        def send(region: Region, store: StoreClient) -> int:
+            batch = [key for key in rpc_keys[done : done + BATCH_ITEMS] if region.contains(self.codec.bound(key))]
+            request = kvrpcpb_pb2.RawBatchGetRequest(context=self._context(region), keys=batch)
             answer = store.call(store.kv.RawBatchGet, request)
             check_region_error(answer)
             check_pairs(answer.pairs)
             found.update((self.codec.user_key(pair.key), pair.value) for pair in answer.pairs)
+            return len(batch)
 
-        rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
-        self._in_batches(rpc_keys, _identity, len, send, "RawBatchGet")
+        while done < len(rpc_keys):
+            done += self._router.call(self.codec.bound(rpc_keys[done]), send, "RawBatchGet", retry_unknown=True)
         return found
 
     def put(self, key: bytes, value: bytes, ttl: int = 0) -> None:
@@ -139,35 +120,18 @@ class RawClient:
 
     def batch_put(self, pairs: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]], ttl: int = 0) -> None:
         """Write pairs in batches; of equal keys the last counts. Not atomic: after an error some may be written."""
-        items = pairs.items() if isinstance(pairs, Mapping) else pairs
-        self.batch_put_with_ttls((key, value, ttl) for key, value in items)
+        from tikv_br.formats import columns
 
-    def batch_put_with_ttls(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Put pairs with a TTL each; otherwise as `batch_put`."""
-        self._put_all(_Put(self.codec.rpc_key(key), value, ttl) for key, value, ttl in rows)
+        self._check_ttl(ttl)
+        rows = sorted(dict(pairs).items())
+        keys, values = (columns.from_list([row[at] for row in rows]) for at in (0, 1))
+        self.column_writer().put(keys, values, ttl=ttl)
 
     def column_writer(self, batch_rows: int = BATCH_ITEMS, rate_limit: RateLimit | None = None) -> ColumnWriter:
         """Writes rows of Arrow columns without a Python object per row, at most `batch_rows` per request."""
         from tikv_br.cluster.puts import ColumnWriter
 
         return ColumnWriter(self._router, self.codec, self._context, self._fence, batch_rows, rate_limit, self.now)
-
-    def _put_all(self, rows: Iterable[_Put]) -> None:
-        puts: dict[bytes, _Put] = {}
-        for put in rows:
-            self._check_ttl(put.ttl)
-            puts[put.key] = put
-
-        def send(store: StoreClient, context: kvrpcpb_pb2.Context, batch: Sequence[_Put]) -> None:
-            request = kvrpcpb_pb2.RawBatchPutRequest(context=context)
-            for put in batch:
-                request.pairs.add(key=put.key, value=put.value)
-            if any(put.ttl for put in batch):
-                request.ttls.extend(put.ttl for put in batch)
-            check_answer(self._write(store, store.kv.RawBatchPut, request))
-
-        ordered = [puts[key] for key in sorted(puts)]
-        self._in_batches(ordered, lambda put: put.key, lambda put: put.size, send, "RawBatchPut")
 
     def delete(self, key: bytes) -> None:
         """Remove one key, if it exists; in V2 this writes a tombstone."""
@@ -180,13 +144,9 @@ class RawClient:
 
     def batch_delete(self, keys: Iterable[bytes]) -> None:
         """Remove keys, in batches."""
+        from tikv_br.formats import columns
 
-        def send(store: StoreClient, context: kvrpcpb_pb2.Context, batch: Sequence[bytes]) -> None:
-            request = kvrpcpb_pb2.RawBatchDeleteRequest(context=context, keys=batch)
-            check_answer(self._write(store, store.kv.RawBatchDelete, request))
-
-        rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
-        self._in_batches(rpc_keys, _identity, len, send, "RawBatchDelete")
+        self.column_writer().delete(columns.from_list(sorted(set(keys))))
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Remove [start, end) with all versions, by RawDeleteRange. An empty end is unbounded.
@@ -240,28 +200,6 @@ class RawClient:
             return False
         timed = self._ttl_with_tombstones(key)
         return timed is not None and timed.ttl == 0
-
-    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes, ttl: int = 0) -> CompareAndSwapResult:
-        """Write `value` if the key's value is `previous`; None means that there must be none.
-
-        Raises `ClusterUnreachable` when it is not known whether a try took effect: it is not repeated then.
-        """
-        self._check_ttl(ttl)
-
-        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> CompareAndSwapResult:
-            request = kvrpcpb_pb2.RawCASRequest(
-                context=context,
-                key=rpc_key,
-                value=value,
-                previous_not_exist=previous is None,
-                previous_value=previous or b"",
-                ttl=ttl,
-            )
-            answer = self._write(store, store.kv.RawCompareAndSwap, request)
-            check_answer(answer)
-            return CompareAndSwapResult(answer.succeed, None if answer.previous_not_exist else answer.previous_value)
-
-        return self._on_key(key, send, "RawCompareAndSwap", repeatable=False)
 
     def checksum(self, start: bytes = b"", end: bytes = b"") -> Checksum:
         """The servers' checksum over the live pairs of [start, end), where an empty end is no end."""
@@ -346,41 +284,13 @@ class RawClient:
     def _walk_rpc(self, start: bytes, end: bytes) -> RangeWalk:
         return RangeWalk(self._router, self.codec, self.cluster_id, start, end)
 
-    def _on_key(
-        self,
-        key: bytes,
-        send: Callable[[StoreClient, kvrpcpb_pb2.Context, bytes], T],
-        what: str,
-        *,
-        repeatable: bool = True,
-    ) -> T:
+    def _on_key(self, key: bytes, send: Callable[[StoreClient, kvrpcpb_pb2.Context, bytes], T], what: str) -> T:
         rpc_key = self.codec.rpc_key(key)
 
         def send_to(region: Region, store: StoreClient) -> T:
             return send(store, self._context(region), rpc_key)
 
-        return self._router.call(self.codec.bound(rpc_key), send_to, what, repeatable=repeatable, retry_unknown=True)
-
-    def _in_batches(
-        self,
-        items: Sequence[T],
-        key_of: Callable[[T], bytes],
-        size_of: Callable[[T], int],
-        send: Callable[[StoreClient, kvrpcpb_pb2.Context, Sequence[T]], None],
-        what: str,
-    ) -> None:
-        """Send items, ascending by RPC key, in batches that follow the regions as they are at that moment."""
-
-        def send_batch(region: Region, store: StoreClient, batch: Sequence[T]) -> None:
-            send(store, self._context(region), batch)
-
-        def send_next(region: Region, store: StoreClient) -> int:
-            return sender.send_head(region, store, items, done)
-
-        sender = BatchSender(lambda item: self.codec.bound(key_of(item)), size_of, send_batch)
-        done = 0
-        while done < len(items):
-            done += self._router.call(sender.bound_of(items[done]), send_next, what, retry_unknown=True)
+        return self._router.call(self.codec.bound(rpc_key), send_to, what, retry_unknown=True)
 
     def _write(
         self, store: StoreClient, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request
@@ -402,7 +312,3 @@ def _one_key(store: StoreClient, request: kvrpcpb_pb2.RawScanRequest) -> bytes |
     check_region_error(answer)
     check_pairs(answer.kvs)
     return answer.kvs[0].key if answer.kvs else None
-
-
-def _identity(key: bytes) -> bytes:
-    return key

@@ -21,7 +21,6 @@ class Action(enum.Enum):
     RELOCATE = "forget the region and ask PD"
     RECONNECT = "forget the region and the store's address, and ask PD"
     RETRY = "ask the same store again"
-    RETRY_IF_REPEATABLE = "ask again, unless doing it twice would matter"
     FAIL = "raise the error"
 
 
@@ -39,7 +38,7 @@ REACTIONS: Mapping[str, Reaction] = {
     "key_not_in_region": Reaction(Action.RELOCATE),
     "epoch_not_match": Reaction(Action.APPLY_REGIONS),
     "server_is_busy": Reaction(Action.RETRY, retry.STORE_BUSY),
-    "stale_command": Reaction(Action.RETRY_IF_REPEATABLE, retry.STALE_COMMAND),
+    "stale_command": Reaction(Action.RETRY, retry.STALE_COMMAND),
     "store_not_match": Reaction(Action.RECONNECT),
     "raft_entry_too_large": Reaction(Action.FAIL),
     "max_timestamp_not_synced": Reaction(Action.RETRY, retry.NOT_READY),
@@ -54,7 +53,7 @@ REACTIONS: Mapping[str, Reaction] = {
     "is_witness": Reaction(Action.RELOCATE, retry.WITNESS),
     "mismatch_peer_id": Reaction(Action.RELOCATE),
     "bucket_version_not_match": Reaction(Action.RELOCATE),
-    "undetermined_result": Reaction(Action.RETRY_IF_REPEATABLE, retry.STALE_COMMAND),
+    "undetermined_result": Reaction(Action.RETRY, retry.STALE_COMMAND),
 }
 """Every kind of region error by its field's name in ``errorpb.Error``."""
 

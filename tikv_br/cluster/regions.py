@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
@@ -115,14 +115,6 @@ class RegionColumns:
     def total_bytes(self) -> int:
         """Sum of the sizes."""
         return sum(self.sizes)
-
-    def each_size(self) -> Iterator[int]:
-        """Iterate over the sizes."""
-        return iter(self.sizes)
-
-    def each_start(self) -> Iterator[bytes]:
-        """Iterate over the start keys."""
-        return map(self.start, range(len(self)))
 
     def start(self, index: int) -> bytes:
         """Return the start key of the region at `index`."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from tikv_br import retry
 from tikv_br.cluster.channel import FailedUnknown
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2
-from tikv_br.cluster.region_errors import Action, RegionErrorSeen, check_region_error
+from tikv_br.cluster.region_errors import Action, RegionErrorSeen
 from tikv_br.cluster.regions import Peer, Region, RegionCache
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted, StoreFull
@@ -18,41 +17,10 @@ from tikv_br.retry import Backoffer
 
 BATCH_BYTES = 256 << 10
 """Keys and values of one batch: the whole batch becomes one Raft entry, whose limit is 8 MiB."""
-
-
 BATCH_ITEMS = 512
 """Keys or pairs of one batch."""
 
-__all__ = ["BatchSender", "Router", "apply_current_regions", "apply_leader_hint", "check_region_error"]
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSender(Generic[T]):
-    """Sends the head of a list of items that ascend by key: as much as one region and one batch take."""
-
-    bound_of: Callable[[T], bytes]
-    """The physical key of an item."""
-    size_of: Callable[[T], int]
-    """Size of an item, in bytes."""
-    send: Callable[[Region, StoreClient, Sequence[T]], None]
-    """Sends one batch; raises `RegionErrorSeen`."""
-
-    def send_head(self, region: Region, store: StoreClient, items: Sequence[T], first: int) -> int:
-        """Send a batch that begins with ``items[first]``, which `region` holds; returns how many items it took.
-
-        A batch that the store finds too large is halved until it fits, down to one item.
-        """
-        return send_in_halves(self._head(region, items, first), lambda batch: self.send(region, store, batch))
-
-    def _head(self, region: Region, items: Sequence[T], first: int) -> Sequence[T]:
-        size = 0
-        for at in range(first, min(first + BATCH_ITEMS, len(items))):
-            size += self.size_of(items[at])
-            if at > first and (size > BATCH_BYTES or not region.contains(self.bound_of(items[at]))):
-                return items[first:at]
-        return items[first : first + BATCH_ITEMS]
 
 
 def send_in_halves(batch: Sequence[T], send: Callable[[Sequence[T]], None]) -> int:
@@ -90,7 +58,6 @@ class Router:
         send: Callable[[Region, StoreClient], T],
         what: str,
         *,
-        repeatable: bool = True,
         retry_unknown: bool = False,
     ) -> T:
         """Run ``send(region, store)`` with the region that holds the physical key `bound` and its leader's store.
@@ -99,12 +66,12 @@ class Router:
         for a region error in the answer (`check_region_error`); it is run again until it returns.
 
         Raises `RetryBudgetExhausted` when the budget is spent, `RequestRefused` for permanent errors, and
-        whatever else `send` raises. With `repeatable` false a failure that may have taken effect raises
-        `ClusterUnreachable` instead of being tried again. With `retry_unknown` gRPC's UNKNOWN is taken for silence: of
-        RawKV, whose refusals come in answers, it is that of a proxy, or of a store that is ending.
+        whatever else `send` raises. What `send` does may be done twice: a request whose answer is lost is sent again. With
+        `retry_unknown` gRPC's UNKNOWN is taken for silence: of RawKV, whose refusals come in answers, it is that of a proxy,
+        or of a store that is ending.
         """
         with Backoffer(what, self.config.retry) as backoffer:
-            attempt = _Call(self, what, backoffer, repeatable=repeatable)
+            attempt = _Call(self, what, backoffer)
             while True:
                 region = self.regions.locate(bound)
                 store = self._leader_store(region, attempt)
@@ -141,12 +108,11 @@ class Router:
 class _Call:
     """State of one call: its retries and the hints about leaders that it followed."""
 
-    def __init__(self, router: Router, what: str, backoffer: Backoffer, *, repeatable: bool) -> None:
+    def __init__(self, router: Router, what: str, backoffer: Backoffer) -> None:
         self._router = router
         self._regions = router.regions
         self._what = what
         self._backoffer = backoffer
-        self._repeatable = repeatable
         self._hints = 0
         self._silent: set[int] = set()
 
@@ -156,8 +122,6 @@ class _Call:
         match reaction.action:
             case Action.FAIL:
                 raise RequestRefused(f"{self._what}: region {region.id}: {seen}") from None
-            case Action.RETRY_IF_REPEATABLE if not self._repeatable:
-                raise self._outcome_unknown(str(seen)) from None
             case Action.SWITCH_LEADER:
                 if self._follow_leader_hint(region, seen.error.not_leader):
                     return
@@ -168,7 +132,7 @@ class _Call:
             case Action.RECONNECT:
                 self._regions.invalidate(region.id)
                 self._router.forget_store(region.leader.store_id)
-            case Action.RETRY | Action.RETRY_IF_REPEATABLE:
+            case Action.RETRY:
                 pass
         self._wait(region, seen)
 
@@ -185,8 +149,6 @@ class _Call:
 
     def after_no_answer(self, region: Region, error: ClusterUnreachable | FailedUnknown) -> None:
         """Try the region's other peers in turn, then ask PD again."""
-        if not self._repeatable:
-            raise self._outcome_unknown(error.message) from None
         self._silent.add(region.leader.store_id)
         self._backoffer.wait(retry.STORE_UNREACHABLE, error)
         other = next((peer for peer in region.peers if peer.voter and peer.store_id not in self._silent), None)
@@ -208,9 +170,6 @@ class _Call:
             return False
         self._hints += 1
         return self._hints == 1  # two stores that name each other must not keep us spinning
-
-    def _outcome_unknown(self, cause: str) -> ClusterUnreachable:
-        return ClusterUnreachable(f"{self._what}: it is unknown whether it took effect: {cause}")
 
 
 def apply_leader_hint(regions: RegionCache, region: Region, error: errorpb_pb2.NotLeader) -> bool:

@@ -52,7 +52,7 @@ def plan_intervals(
     """
     intervals: list[Interval] = []
     opened, size, count = start, 0, 0
-    for index, region_bytes in enumerate(regions.each_size()):
+    for index, region_bytes in enumerate(regions.sizes):
         weight = max(region_bytes, REGION_OVERHEAD)
         if count and size + weight // 2 > wanted_bytes:
             cut = cut_at(regions.start(index), codec)

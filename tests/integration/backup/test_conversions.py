@@ -13,6 +13,7 @@ from tests.integration.backup.data import load, when
 from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring
 from tests.integration.backup.reading import Expected, Rows, rocksdb_rows, stored
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.raw_calls import put_with_ttls
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import RegionPart
@@ -251,7 +252,8 @@ def test_rows_that_go_before_their_ttl_is_known_are_left_out(sources: Sources, o
 def test_expiries_from_slow_stores_are_exact(tmp_path: Path, options: Options) -> None:
     """Eight tasks ask a store that answers 96 requests a second: expiries are as exact as one request is short."""
     with live_cluster(tmp_path / "cluster", V1TTL, stores=1) as live:
-        live.raw().batch_put_with_ttls((b"%d-%03d" % (row % 8, row // 8), b"value", 1000 + row) for row in range(2400))
+        rows = [(b"%d-%03d" % (row % 8, row // 8), b"value", 1000 + row) for row in range(2400)]
+        put_with_ttls(live.raw(), rows)
         live.fail("RawGetKeyTTL", {"delay": {"seconds": 1}}, count=-1)
         wanted = options(live, concurrency=8, ranges=tuple((b"%d-" % part, b"%d." % part) for part in range(8)))
         summary = backup(wanted).summary

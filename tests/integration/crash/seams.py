@@ -17,7 +17,7 @@ from tests.integration.crash.cells import FULL
 from tests.support.forks import Forks
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import PdHttp
-from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.puts import ColumnWriter
 from tikv_br.cluster.store import StoreClient
 from tikv_br.storage.local import LocalObjectStore
 
@@ -27,7 +27,7 @@ SEAMS: tuple[tuple[Any, str], ...] = (
     (LocalObjectStore, "delete"),
     (PdClient, "update_service_safe_point"),
     (PdHttp, "pause_scheduler"),
-    (RawClient, "batch_put_with_ttls"),
+    (ColumnWriter, "put"),
     (StoreClient, "download"),
     (StoreClient, "ingest"),
     (StoreClient, "switch_mode"),

@@ -13,6 +13,7 @@ import pytest
 from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.openssl import crypter
+from tests.support.raw_calls import put_with_ttls
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.compare.report import DifferenceKind
@@ -145,7 +146,7 @@ def test_rows_that_expire_meanwhile(clusters: Clusters, tmp_path: Path) -> None:
     live = clusters("v1ttl-a")
     fill(live, ROWS)
     rows = [(b"row%05d-expires" % number, b"for a while", 1 + number // 40) for number in range(200)]
-    live.raw().batch_put_with_ttls([*rows, (b"row00700-in-an-hour", b"v", 3600)])
+    put_with_ttls(live.raw(), [*rows, (b"row00700-in-an-hour", b"v", 3600)])
     place = back_up(live, tmp_path, engine="store")
     deadline = time.monotonic() + 6
     while time.monotonic() < deadline:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
 from tests.support.live_cluster import LiveCluster, contents
+from tests.support.raw_calls import put_with_ttls
 from tikv_br.compare.report import DifferenceKind
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
@@ -156,7 +157,7 @@ def test_keys_that_expire_are_told_apart(clusters: Clusters) -> None:
     a, b = clusters("v2-a"), clusters("v2-b")
     fill(a, ROWS)
     fill(b, ROWS)
-    a.raw().batch_put_with_ttls([(b"row00100-soon", b"v", 4), (b"row00100-later", b"v", 3600)])
+    put_with_ttls(a.raw(), [(b"row00100-soon", b"v", 4), (b"row00100-later", b"v", 3600)])
     result = diff(asked(a, b))
     [key] = result.keys
     assert (key.key, key.kind) == (b"row00100-later", DifferenceKind.ONLY_A)

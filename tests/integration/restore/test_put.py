@@ -14,6 +14,7 @@ from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.integration.restore.restores import break_off, restore_golden
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.raw_calls import put_with_ttls
 from tikv_br.backup.run import backup
 from tikv_br.cluster.clock import ClusterClock
 from tikv_br.dataflow.options import BackupOptions
@@ -81,9 +82,8 @@ def test_slow_puts_do_not_prolong_lives(tmp_path: Path, monkeypatch: pytest.Monk
     loaded = time.time()
     location = parse(f"local://{tmp_path / 'expiring'}")
     with live_cluster(tmp_path / "source", ApiVersion.V1TTL) as live:
-        live.raw().batch_put_with_ttls(
-            (b"row%05d" % row, b"value", later + 5 + row * 7919 % 40) for row in range(10_000)
-        )
+        rows = [(b"row%05d" % row, b"value", later + 5 + row * 7919 % 40) for row in range(10_000)]
+        put_with_ttls(live.raw(), rows)
         backup(BackupOptions(cluster=live.config, storage=location, executor="driver"))
         one = pa.array([b"warm"], pa.large_binary())  # kernels are not to be compiled between a TTL and its request
         live.raw().column_writer().put(one, one, np.array([int(loaded) + later], np.uint64))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.backup.data import hard_rows, load
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.raw_calls import put_with_ttls
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
@@ -68,7 +69,7 @@ def expiring(count: int, step: float) -> dict[bytes, int]:
 
 def put_expiring(live: LiveCluster, ttls: dict[bytes, int]) -> None:
     """Put them."""
-    live.raw().batch_put_with_ttls([(key, b"for a while", ttl) for key, ttl in ttls.items()])
+    put_with_ttls(live.raw(), [(key, b"for a while", ttl) for key, ttl in ttls.items()])
 
 
 def test_keys_that_expire_break_no_comparison(live: LiveCluster, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.raw_calls import starts_of
 from tests.unit.cluster.fakes import pd_http
 from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br.cluster.pd_http import REGION_PAGE, PdHttp
@@ -62,15 +63,15 @@ def test_regions_come_page_by_page_in_bytes(server: ScriptedHttp, pd: PdHttp) ->
     server.scripts[path_of(b"")] = page((b"", b"\x80", 96), (b"\x80", b"\xff/&", None))
     server.scripts[path_of(b"\xff/&")] = page((b"\xff/&", b"", 1))
     found = pd.regions(b"", b"")
-    assert list(found.each_start()) == [b"", b"\x80", b"\xff/&"]
-    assert list(found.each_size()) == [96 << 20, 0, 1 << 20]
+    assert starts_of(found) == [b"", b"\x80", b"\xff/&"]
+    assert list(found.sizes) == [96 << 20, 0, 1 << 20]
     assert (len(found), found.total_bytes) == (3, 97 << 20)
 
 
 def test_regions_end_with_the_range(server: ScriptedHttp, pd: PdHttp) -> None:
     """A page that reaches the end is the last, although the last region ends beyond."""
     server.scripts[path_of(b"\x81", b"\x90")] = page((b"\x80", b"\xa0", 7))
-    assert list(pd.regions(b"\x81", b"\x90").each_start()) == [b"\x80"]
+    assert starts_of(pd.regions(b"\x81", b"\x90")) == [b"\x80"]
     assert len(server.requests) == 1
 
 
@@ -78,7 +79,7 @@ def test_regions_that_pd_does_not_know_yet_are_left_out(server: ScriptedHttp, pd
     """PD writes null for an empty list, as after the last region that its new leader has heard of."""
     server.scripts[path_of(b"")] = page((b"", b"\x80", 96))
     server.scripts[path_of(b"\x80")] = [(200, b'{"count": 0, "regions": null}')]
-    assert list(pd.regions(b"", b"").each_start()) == [b""]
+    assert starts_of(pd.regions(b"", b"")) == [b""]
     server.scripts[path_of(b"")] = [(200, b'{"count": 0, "regions": null}')]
     found = pd.regions(b"", b"")
     assert (len(found), found.total_bytes) == (0, 0)

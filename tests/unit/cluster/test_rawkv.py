@@ -16,7 +16,7 @@ from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_lea
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.cluster.rawkv import CompareAndSwapResult, RawClient
+from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS
 from tikv_br.errors import ApiVersionMismatch, ClusterUnfit, UsageError
 from tikv_br.formats import columns
@@ -213,17 +213,6 @@ def test_of_equal_keys_the_last_counts(fake: FakeCluster) -> None:
     assert stored == {b"k": b"2", b"a": b"x"}
 
 
-def test_ttls_travel_pair_by_pair(fake: FakeCluster) -> None:
-    """Field ttls has one entry a pair, in the order of the pairs; without any TTL it stays away."""
-    fake.kv("RawBatchPut", kvrpcpb_pb2.RawBatchPutResponse())
-    raw = client(fake, V1TTL)
-    raw.batch_put_with_ttls([(b"b", b"", 5), (b"a", b"", 0), (b"c", b"", 7)])
-    raw.batch_put([(b"a", b"")])
-    first, second = fake.stores[1].seen(KV + "RawBatchPut", kvrpcpb_pb2.RawBatchPutRequest)
-    assert [(pair.key, ttl) for pair, ttl in zip(first.pairs, first.ttls, strict=True)] == [(b"a", 0), (b"b", 5), (b"c", 7)]  # fmt: skip
-    assert not second.ttls
-
-
 def test_a_batch_too_large_for_raft_is_halved(fake: FakeCluster) -> None:
     """raft_entry_too_large leads to smaller batches until all is written."""
     stored: dict[bytes, bytes] = {}
@@ -369,7 +358,6 @@ def test_v1_stores_get_no_ttl(fake: FakeCluster) -> None:
         lambda: raw.get_ttl(b"k"),
         lambda: raw.put(b"k", b"v", ttl=1),
         lambda: raw.batch_put([(b"k", b"v")], ttl=1),
-        lambda: raw.compare_and_swap(b"k", None, b"v", ttl=1),
     ]
     for call in calls:
         with pytest.raises(UsageError, match="does not support TTLs"):
@@ -381,25 +369,6 @@ def test_a_negative_ttl_is_refused(fake: FakeCluster) -> None:
     """Before protobuf would complain."""
     with pytest.raises(UsageError, match="negative"):
         client(fake, V2).put(b"k", b"v", ttl=-1)
-
-
-@pytest.mark.parametrize(
-    ("previous", "answer", "expected"),
-    [
-        (None, kvrpcpb_pb2.RawCASResponse(succeed=True, previous_not_exist=True), CompareAndSwapResult(succeeded=True, previous=None)),
-        (b"a", kvrpcpb_pb2.RawCASResponse(succeed=True, previous_value=b"a"), CompareAndSwapResult(succeeded=True, previous=b"a")),
-        (b"a", kvrpcpb_pb2.RawCASResponse(previous_value=b"b"), CompareAndSwapResult(succeeded=False, previous=b"b")),
-        (b"", kvrpcpb_pb2.RawCASResponse(succeed=True), CompareAndSwapResult(succeeded=True, previous=b"")),
-    ],
-)  # fmt: skip
-def test_swap_tells_no_value_from_an_empty_one(
-    fake: FakeCluster, previous: bytes | None, answer: kvrpcpb_pb2.RawCASResponse, expected: CompareAndSwapResult
-) -> None:
-    """None stands for no value on both sides, b"" for an empty one."""
-    fake.kv("RawCompareAndSwap", answer)
-    assert client(fake).compare_and_swap(b"k", previous, b"v") == expected
-    (request,) = fake.stores[1].seen(KV + "RawCompareAndSwap", kvrpcpb_pb2.RawCASRequest)
-    assert request.previous_not_exist == (previous is None)
 
 
 def test_a_client_of_the_wrong_version_is_told(fake: FakeCluster) -> None:

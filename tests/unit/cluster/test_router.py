@@ -16,7 +16,7 @@ from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
-from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted, StoreFull
+from tikv_br.errors import RequestRefused, RetryBudgetExhausted, StoreFull
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 
@@ -93,13 +93,10 @@ def test_a_failure_without_a_meaning_is_tried_again(three: FakeCluster) -> None:
 
 
 def test_a_failure_without_a_meaning_is_told_in_the_end(fake: FakeCluster) -> None:
-    """A lasting failure is raised with its text after the budget; requests that must not be repeated are not."""
+    """A lasting failure is raised with its text after the budget."""
     fake.kv("RawPut", *[fail("UNKNOWN", "odd")] * 50)
     with pytest.raises(RetryBudgetExhausted, match=r"RawPut: gave up .* UNKNOWN: odd"):
         client(fake, retry_budget=0.5).put(b"k", b"v")
-    fake.kv("RawCompareAndSwap", fail("UNKNOWN", "odd"))
-    with pytest.raises(ClusterUnreachable, match=r"it is unknown whether it took effect: .* UNKNOWN: odd"):
-        client(fake).compare_and_swap(b"k", None, b"v")
 
 
 def test_a_failure_without_a_meaning_may_be_a_refusal(fake: FakeCluster) -> None:
@@ -252,32 +249,6 @@ def test_a_busy_store_says_how_long_to_wait(fake: FakeCluster) -> None:
     began = time.monotonic()
     client(fake, retry_budget=0.1, busy_budget=60.0).put(b"k", b"v")
     assert time.monotonic() - began >= 2.1
-
-
-@pytest.mark.parametrize("kind", ["stale_command", "undetermined_result"])
-def test_a_swap_of_unknown_outcome_is_not_repeated(fake: FakeCluster, kind: str) -> None:
-    """Compare-and-swap must not run twice: what may have taken effect is said to be unknown."""
-    fake.kv("RawCompareAndSwap", kvrpcpb_pb2.RawCASResponse(region_error=one_kind(kind)))
-    with pytest.raises(ClusterUnreachable, match="it is unknown whether it took effect"):
-        client(fake).compare_and_swap(b"k", None, b"v")
-    assert len(fake.stores[1].requests["/tikvpb.Tikv/RawCompareAndSwap"]) == 1
-
-
-def test_a_swap_that_was_surely_refused_is_repeated(fake: FakeCluster) -> None:
-    """A region error without effect is retried even for a swap."""
-    fake.kv(
-        "RawCompareAndSwap",
-        kvrpcpb_pb2.RawCASResponse(region_error=one_kind("epoch_not_match")),
-        kvrpcpb_pb2.RawCASResponse(succeed=True, previous_not_exist=True),
-    )
-    assert client(fake).compare_and_swap(b"k", None, b"v").succeeded
-
-
-def test_a_lost_connection_during_a_swap_is_unknown(fake: FakeCluster) -> None:
-    """UNAVAILABLE may come after the store took the request."""
-    fake.kv("RawCompareAndSwap", fail("UNAVAILABLE", "Socket closed"))
-    with pytest.raises(ClusterUnreachable, match="unknown whether it took effect"):
-        client(fake).compare_and_swap(b"k", b"a", b"b")
 
 
 def test_a_wrong_cluster_id_is_final(fake: FakeCluster) -> None:

@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from tests.support.raw_calls import starts_of
 from tikv_br.cluster.regions import RegionColumns
 from tikv_br.dataflow.plan import (
     LARGEST_TASK,
@@ -173,4 +174,4 @@ def test_regions_of_a_hole_are_those_that_overlap_it(
             if (not bound or bound > low) and (not end or region.start < end)
         ]
         found = columns(regions).overlapping(low, end)
-        assert list(zip(found.each_start(), found.each_size(), strict=True)) == expected
+        assert list(zip(starts_of(found), found.sizes, strict=True)) == expected
