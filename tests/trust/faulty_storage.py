@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self
 from unittest import mock
 
 from tests.trust.dice import Dice
@@ -133,14 +131,6 @@ class _FaultyWriter(Writer):
 
     def abort(self) -> None:
         self._inner.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
 
 @contextlib.contextmanager

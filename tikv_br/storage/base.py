@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol, Self
 
 from tikv_br.cancellation import inherit
@@ -64,11 +63,11 @@ class Writer(Protocol):
     def abort(self) -> None:
         """Drop what was written; harmless after `close` or a second time."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_error: object) -> None:
+        self.abort()
 
 
 class ObjectStore(Protocol):

@@ -7,10 +7,11 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypeVar
+from http import HTTPStatus
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 from xml.sax.saxutils import unescape
 
 import obstore
@@ -21,6 +22,7 @@ from tikv_br.errors import (
     StorageConflict,
     StorageDenied,
     StorageError,
+    StorageFull,
     StorageObjectMissing,
     StorageUnreachable,
     TikvBrError,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 UNKNOWN_HINT = "The message is from the storage's endpoint; check its log."
 CONDITIONAL_CONFLICT = "ConditionalRequestConflict"
 """Two conditional writes of one object met: neither need have succeeded, and both are to try again."""
-OVERLOADED = {429, 500, 502, 503, 504}
+_OVERLOADED = {429, 500, 502, 503, 504}
 MOVED = 301
 _REFUSED_RANGE = 416
 _NOT_DONE = {429, 500, 503}
@@ -89,7 +91,7 @@ class RequestFailure:
     @property
     def is_transient(self) -> bool:
         """Return whether the same request may succeed a moment later."""
-        return bool(self.broken) if not self.answered else self.status in OVERLOADED
+        return bool(self.broken) if not self.answered else self.status in _OVERLOADED
 
     @property
     def had_no_effect(self) -> bool:
@@ -130,16 +132,6 @@ def failure_of(error: Exception) -> RequestFailure:
 def server_message(failure: RequestFailure) -> str:
     """Status, code and message of the server in one clause."""
     return ", ".join(filter(None, (f"HTTP {failure.status} {failure.code}".strip(), failure.message)))
-
-
-def refusal(kind: type[StorageError], failure: RequestFailure, reason: str, what: str, place: str) -> StorageError:
-    """The error of a ``kind`` for an answer; ``reason`` is what its code means, if that is known."""
-    if kind is StorageObjectMissing:
-        return kind(f"{place} does not exist")
-    if kind is StorageConflict:
-        return kind(f"{place} already exists")
-    said = f"{reason} ({server_message(failure)})" if reason else server_message(failure)
-    return kind(f"{what}: {said}", hint=UNKNOWN_HINT if kind is StorageError else None)
 
 
 def _message(text: str) -> str:
@@ -185,6 +177,15 @@ class CloudObjectStore(ObjectStore, abc.ABC):
 
     _CREDENTIALS_HINT = ""
     """Hint for the case that obstore's own chain finds no credentials."""
+    _BUCKET = "bucket"
+    """What the cloud calls it."""
+    _REASONS: ClassVar[Mapping[str, str]] = {}
+    """Meanings of the codes with which the server denies access."""
+    _FULL: ClassVar[frozenset[str]] = frozenset()
+    """Other codes, by the kind of error that they stand for, as the next three."""
+    _TAKEN: ClassVar[frozenset[str]] = frozenset()
+    _BUSY: ClassVar[frozenset[str]] = frozenset()
+    _BAD_NAMES: ClassVar[frozenset[str]] = frozenset({"InvalidBucketName"})
 
     def __init__(self, location: StorageLocation) -> None:
         self._location = location
@@ -199,10 +200,6 @@ class CloudObjectStore(ObjectStore, abc.ABC):
     @abc.abstractmethod
     def _open(self, client: ClientConfig, retries: RetryConfig) -> CloudStore:
         """A client for the location."""
-
-    @abc.abstractmethod
-    def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
-        """Convert an error answer of the server; ``what`` is "cannot write ``place``" or the like."""
 
     def __reduce__(self) -> tuple[Callable[[StorageLocation], ObjectStore], tuple[StorageLocation]]:
         return (type(self), (self._location,))
@@ -379,6 +376,45 @@ class CloudObjectStore(ObjectStore, abc.ABC):
         first = failure.text.partition("Debug source")[0].strip()
         return StorageError(f"{what}: {first}", hint="Check the URL and the storage's settings.")
 
+    def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
+        """Convert an error answer of the server; ``what`` is "cannot write ``place``" or the like."""
+        if self._lacks_bucket(failure):
+            return StorageObjectMissing(
+                f"{self._BUCKET} {self._location.bucket!r} does not exist at {self._endpoint}",
+                hint=f"Create the {self._BUCKET}, or check the URL.",
+            )
+        if failure.code in self._BAD_NAMES:
+            return self._bad_name(failure, place)
+        kind = self._kind_of(failure)
+        if kind is StorageObjectMissing:
+            return kind(f"{place} does not exist")
+        if kind is StorageConflict:
+            return kind(f"{place} already exists")
+        reason = self._REASONS.get(failure.code)
+        said = f"{reason} ({server_message(failure)})" if reason else server_message(failure)
+        return kind(f"{what}: {said}", hint=UNKNOWN_HINT if kind is StorageError else None)
+
+    def _kind_of(self, failure: RequestFailure) -> type[StorageError]:
+        status, code = failure.status, failure.code
+        if code in self._FULL or status == HTTPStatus.INSUFFICIENT_STORAGE:
+            return StorageFull
+        if code in self._REASONS or status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            return StorageDenied
+        if status == HTTPStatus.NOT_FOUND:
+            return StorageObjectMissing
+        if code in self._TAKEN or status == HTTPStatus.PRECONDITION_FAILED:
+            return StorageConflict
+        return StorageUnreachable if status in _OVERLOADED or code in self._BUSY else StorageError
+
+    def _bad_name(self, failure: RequestFailure, _place: str) -> UsageError:
+        return UsageError(
+            f"{self._endpoint} refuses the bucket name {self._location.bucket!r}: {server_message(failure)}",
+            hint=f"Check the bucket in the storage URL: {self._location.scheme}://BUCKET/prefix.",
+        )
+
+    def _lacks_bucket(self, failure: RequestFailure) -> bool:
+        return failure.code == "NoSuchBucket"
+
     def _is_missing_object(self, failure: RequestFailure) -> bool:
         """Return whether a 404 means a missing object, not a missing bucket."""
         return failure.code in {"", "NoSuchKey"}
@@ -408,7 +444,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
         self._wait_until_available()
 
     def _attributes(self) -> Attributes | None:
-        return {"Storage-Class": self._location.storage_class} if self._location.storage_class else None
+        return {"Storage-Class": self._location.options.storage_class} if self._location.options.storage_class else None
 
     @functools.cached_property
     def _store(self) -> CloudStore:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError
@@ -90,14 +89,6 @@ class CloudWriter(Writer):
         self._buffer = bytearray()
         if self._upload is not None:
             self._upload.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
     def _finish(self) -> PutResult:
         if self._upload is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import os
 import re
@@ -17,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.errors import StorageDenied, UsageError
 from tikv_br.storage.crypter import SecretText
-from tikv_br.storage.url import DEFAULT_REGION, AzureOptions, GcsOptions, S3Options, StorageLocation
+from tikv_br.storage.url import DEFAULT_REGION, AzureOptions, GcsOptions, S3Options, StorageLocation, is_base64
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -143,7 +141,7 @@ def azure_credentials(options: AzureOptions) -> AzureCredentials:
     if not key and not sas_token and not _variable("AZURE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET"):
         key = SecretText(_variable("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"))
         sas_token = SecretText(_variable("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY").removeprefix("?"))
-    if key and not _is_base64(key):
+    if key and not is_base64(key):
         raise StorageDenied(
             "the Azure account key in the environment is not base64", hint="Copy key1 or key2 of the account."
         )
@@ -152,13 +150,6 @@ def azure_credentials(options: AzureOptions) -> AzureCredentials:
 
 def _variable(*names: str) -> str:
     return next((value for name in names if (value := os.environ.get(name, "").strip())), "")
-
-
-def _is_base64(secret: SecretText) -> bool:
-    try:
-        return bool(base64.b64decode(secret.reveal(), validate=True))
-    except (binascii.Error, ValueError):
-        return False
 
 
 _CIPHERS = {

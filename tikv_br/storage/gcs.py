@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from obstore.exceptions import BaseError
 from obstore.store import GCSStore
 
-from tikv_br.errors import (
-    StorageConflict,
-    StorageDenied,
-    StorageError,
-    StorageFull,
-    StorageObjectMissing,
-    StorageUnreachable,
-    UsageError,
-)
-from tikv_br.storage.cloud import OVERLOADED, CloudObjectStore, RequestFailure, refusal, server_message
+from tikv_br.errors import StorageDenied
+from tikv_br.storage.cloud import CloudObjectStore
 from tikv_br.storage.credentials import gcs_credentials
 from tikv_br.storage.url import StorageLocation
 
@@ -24,18 +17,6 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, GCSConfig, RetryConfig
 
 GOOGLE = "https://storage.googleapis.com"
-_REASONS = {
-    "AccessDenied": "the credentials lack the permission",
-    "AuthenticationRequired": "the access token is not valid",
-    "ExpiredToken": "the access token has expired",
-    "InvalidSecurity": "the credentials are not valid",
-    "AccountProblem": "the account is disabled",
-    "UserProjectAccountProblem": "the project's billing account is disabled",
-}
-_REFUSALS = {401, 403}
-_NOT_FOUND = 404
-_PRECONDITION_FAILED = 412
-_INSUFFICIENT_STORAGE = 507
 
 
 class GcsObjectStore(CloudObjectStore):
@@ -45,6 +26,14 @@ class GcsObjectStore(CloudObjectStore):
         "Set GOOGLE_APPLICATION_CREDENTIALS or --gcs.credentials-file to a key file, run `gcloud auth application-default login`, "
         "or run on a machine with a service account."
     )
+    _REASONS: ClassVar[Mapping[str, str]] = {
+        "AccessDenied": "the credentials lack the permission",
+        "AuthenticationRequired": "the access token is not valid",
+        "ExpiredToken": "the access token has expired",
+        "InvalidSecurity": "the credentials are not valid",
+        "AccountProblem": "the account is disabled",
+        "UserProjectAccountProblem": "the project's billing account is disabled",
+    }
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)
@@ -69,29 +58,3 @@ class GcsObjectStore(CloudObjectStore):
         except BaseError as error:  # a key file, of ours or of the application default, that is none
             cause = str(error).partition("\n")[0]
             raise StorageDenied(f"the GCS credentials cannot be used: {cause}", hint=self._CREDENTIALS_HINT) from None
-
-    def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
-        bucket = self._location.bucket
-        if failure.code == "NoSuchBucket":
-            return StorageObjectMissing(
-                f"bucket {bucket!r} does not exist at {self._endpoint}", hint="Create the bucket, or check the URL."
-            )
-        if failure.code == "InvalidBucketName":
-            return UsageError(
-                f"{self._endpoint} refuses the bucket name {bucket!r}: {server_message(failure)}",
-                hint="Check the bucket in the storage URL: gcs://BUCKET/prefix.",
-            )
-        return refusal(_kind_of(failure), failure, _REASONS.get(failure.code, ""), what, place)
-
-
-def _kind_of(failure: RequestFailure) -> type[StorageError]:
-    status = failure.status
-    if status == _INSUFFICIENT_STORAGE:
-        return StorageFull
-    if failure.code in _REASONS or status in _REFUSALS:
-        return StorageDenied
-    if status == _NOT_FOUND:
-        return StorageObjectMissing
-    if status == _PRECONDITION_FAILED:
-        return StorageConflict
-    return StorageUnreachable if status in OVERLOADED else StorageError

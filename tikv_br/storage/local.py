@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
 from tikv_br.errors import (
     StorageConflict,
@@ -150,7 +149,7 @@ class LocalObjectStore(ObjectStore):
     def delete(self, name: str) -> None:
         """See `ObjectStore.delete`."""
         path = self._path(name)
-        with _writing(path):
+        with storage_errors(path, "written"):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # a directory that is not empty, or in use, stays
             for parent in path.relative_to(self._root).parents:
@@ -163,10 +162,13 @@ class LocalObjectStore(ObjectStore):
         top = self._path(folder) if folder else self._root
         for directory in [Path(path) for path, _folders, _files in os.walk(top, topdown=False)] if deep else [top]:
             left: list[Path] = []
-            with _writing(directory), suppress(FileNotFoundError):  # removed by another process, as it was empty
+            with (
+                storage_errors(directory, "written"),
+                suppress(FileNotFoundError),
+            ):  # removed by another process, as it was empty
                 left = list(directory.glob(f"{TEMPORARY_PREFIX}*"))
             for temporary in left:
-                with _writing(temporary), suppress(FileNotFoundError):
+                with storage_errors(temporary, "written"), suppress(FileNotFoundError):
                     if time.time() - temporary.stat().st_mtime >= older_than:
                         temporary.unlink()
             if deep:
@@ -189,16 +191,16 @@ class _LocalWriter(Writer):
         self._name = name
         self._publish = publish
         self._size = 0
-        with _writing(path):
+        with storage_errors(path, "written"):
             self._temporary = _temporary_beside(path)
             self._file = self._temporary.open("wb", buffering=_BUFFER)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        with _writing(self._path):
+        with storage_errors(self._path, "written"):
             self._size += self._file.write(data)
 
     def close(self) -> ObjectInfo:
-        with _writing(self._path):
+        with storage_errors(self._path, "written"):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -211,14 +213,6 @@ class _LocalWriter(Writer):
             self._file.close()
         with suppress(OSError):  # gone after `close`; else a leftover that nothing reads
             self._temporary.unlink()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
 
 def _info(name: str, path: Path | str) -> ObjectInfo:
@@ -310,14 +304,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise StorageObjectMissing(f"{path} does not exist{more}") from None
     except OSError as error:
         raise to_storage_error(error, path, "read") from None
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise to_storage_error(error, path, "written") from None
 
 
 def _listing_failed(error: OSError) -> None:

@@ -67,11 +67,6 @@ class LocationHealth:
         """Return whether the location's last known reaction is an answer."""
         return self.has_answered and self._away_since is None
 
-    @property
-    def has_given_up(self) -> bool:
-        """Return whether the patience was exceeded and nothing has answered since."""
-        return self._given_up_at is not None
-
     def quiet_seconds(self, since: float) -> float:
         """Seconds since its last answer, or since `since` if that is later."""
         return self._clock() - max(since, self._last_answer)
@@ -120,7 +115,7 @@ class LocationHealth:
     def _seconds_left(self, tries: int, patience: float) -> float:
         if not self.has_answered:
             return math.inf if tries < FIRST_CONTACT_TRIES else 0.0
-        if self.has_given_up:
+        if self._given_up_at is not None:
             return 0.0
         return min(patience - self.away_seconds, cancellation.clean_up_seconds())
 

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 from obstore.store import S3Store
 
-from tikv_br.errors import (
-    StorageConflict,
-    StorageDenied,
-    StorageError,
-    StorageFull,
-    StorageObjectMissing,
-    StorageUnreachable,
-    UsageError,
-)
-from tikv_br.storage.cloud import (
-    CONDITIONAL_CONFLICT,
-    MOVED,
-    OVERLOADED,
-    CloudObjectStore,
-    RequestFailure,
-    refusal,
-    server_message,
-)
+from tikv_br.errors import StorageDenied, StorageError, UsageError
+from tikv_br.storage.cloud import CONDITIONAL_CONFLICT, MOVED, CloudObjectStore, RequestFailure
 from tikv_br.storage.credentials import credential_source, region_of, to_obstore_provider
 from tikv_br.storage.url import DEFAULT_REGION, StorageLocation
 
@@ -34,34 +19,33 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 
-_REASONS = {
-    "InvalidAccessKeyId": "the access key is unknown",
-    "XAdminUserNotFound": "the access key is unknown",
-    "SignatureDoesNotMatch": "the secret access key does not match the access key",
-    "ExpiredToken": "the session token has expired",
-    "InvalidToken": "the session token is not valid",
-    "RequestTimeTooSkewed": "this machine's clock differs too much from the server's",
-    "AccessDenied": "the credentials lack the permission",
-    "AllAccessDisabled": "access to the bucket is disabled",
-    "InvalidObjectState": "the object is archived and must be restored first",
-}
 _WRONG_REGION = {
     "AuthorizationHeaderMalformed",
     "PermanentRedirect",
     "TemporaryRedirect",
     "IllegalLocationConstraintException",
 }
-_FULL = {"QuotaExceeded", "StorageFull", "XMinioStorageFull", "InsufficientStorage", "QuotaExceededException"}
-_TAKEN = {"PreconditionFailed"}
-_REFUSALS = {401, 403}
-_NOT_FOUND = 404
-_PRECONDITION_FAILED = 412
-_INSUFFICIENT_STORAGE = 507
-_BAD_BUCKET = "InvalidBucketName"
 
 
 class S3ObjectStore(CloudObjectStore):
     """Objects in an S3 bucket below a prefix."""
+
+    _REASONS: ClassVar[Mapping[str, str]] = {
+        "InvalidAccessKeyId": "the access key is unknown",
+        "XAdminUserNotFound": "the access key is unknown",
+        "SignatureDoesNotMatch": "the secret access key does not match the access key",
+        "ExpiredToken": "the session token has expired",
+        "InvalidToken": "the session token is not valid",
+        "RequestTimeTooSkewed": "this machine's clock differs too much from the server's",
+        "AccessDenied": "the credentials lack the permission",
+        "AllAccessDisabled": "access to the bucket is disabled",
+        "InvalidObjectState": "the object is archived and must be restored first",
+    }
+    _FULL = frozenset(
+        {"QuotaExceeded", "StorageFull", "XMinioStorageFull", "InsufficientStorage", "QuotaExceededException"}
+    )
+    _TAKEN = frozenset({"PreconditionFailed"})
+    _BUSY = frozenset({CONDITIONAL_CONFLICT})
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)
@@ -102,32 +86,9 @@ class S3ObjectStore(CloudObjectStore):
         return config
 
     def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
-        bucket = self._location.bucket
-        if failure.code == "NoSuchBucket":
-            return StorageObjectMissing(
-                f"bucket {bucket!r} does not exist at {self._endpoint}", hint="Create the bucket, or check the URL."
-            )
-        if failure.code == _BAD_BUCKET:
-            return UsageError(
-                f"{self._endpoint} refuses the bucket name {bucket!r}: {server_message(failure)}",
-                hint="Check the bucket in the storage URL: s3://BUCKET/prefix.",
-            )
         if failure.code in _WRONG_REGION or failure.status == MOVED:
             return _wrong_region(failure, self._location)
-        return refusal(_kind_of(failure), failure, _REASONS.get(failure.code, ""), what, place)
-
-
-def _kind_of(failure: RequestFailure) -> type[StorageError]:
-    status, code = failure.status, failure.code
-    if code in _FULL or status == _INSUFFICIENT_STORAGE:
-        return StorageFull
-    if code in _REASONS or status in _REFUSALS:
-        return StorageDenied
-    if status == _NOT_FOUND:
-        return StorageObjectMissing
-    if code in _TAKEN or status == _PRECONDITION_FAILED:
-        return StorageConflict
-    return StorageUnreachable if status in OVERLOADED or code == CONDITIONAL_CONFLICT else StorageError
+        return super()._refusal(failure, what, place)
 
 
 def _wrong_region(failure: RequestFailure, location: StorageLocation) -> StorageError:

@@ -74,6 +74,11 @@ class S3Options:
             return False
         return self.force_path_style is not False
 
+    @property
+    def server(self) -> str:
+        """The endpoint, or what distinguishes it from others."""
+        return self.endpoint or self.region
+
 
 @dataclass(frozen=True, slots=True)
 class AzureOptions:
@@ -81,10 +86,20 @@ class AzureOptions:
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL of the account, without the container; ``""`` = Azure's of the account."""
-    access_tier: str = field(default="", metadata=MAY_CHANGE)
     account_name: str = ""
+    access_tier: str = field(default="", metadata=MAY_CHANGE)
     account_key: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
     sas_token: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
+
+    @property
+    def storage_class(self) -> str:
+        """Storage class of new objects."""
+        return self.access_tier
+
+    @property
+    def server(self) -> str:
+        """The endpoint, or what distinguishes it from others."""
+        return self.endpoint or f"azure:{self.account_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,14 @@ class GcsOptions:
     """Always refused. The Go tool's flag is known so that the refusal has a reason."""
     credentials_file: str = field(default="", metadata=MAY_CHANGE)
     """Path of a service account's key on each machine that runs tasks; no secret itself."""
+
+    @property
+    def server(self) -> str:
+        """The endpoint, or what distinguishes it from others."""
+        return self.endpoint or "gcs"
+
+
+CloudOptions: TypeAlias = S3Options | AzureOptions | GcsOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +161,15 @@ class StorageLocation:
         return self.s3.patience
 
     @property
-    def storage_class(self) -> str:
-        """Storage class of new objects; in Azure the access tier."""
+    def options(self) -> CloudOptions:
+        """The options of its cloud."""
         match self.scheme:
             case "azure":
-                return self.azure.access_tier
+                return self.azure
             case "gcs":
-                return self.gcs.storage_class
+                return self.gcs
             case _:
-                return self.s3.storage_class
+                return self.s3
 
     @property
     def has_secrets(self) -> bool:
@@ -157,11 +180,7 @@ class StorageLocation:
     @property
     def health_key(self) -> outage.Key:
         """Key of the location in `tikv_br.storage.outage`."""
-        if self.scheme == "azure":
-            return self.azure.endpoint or f"azure:{self.azure.account_name}", self.bucket
-        if self.scheme == "gcs":
-            return self.gcs.endpoint or "gcs", self.bucket
-        return self.s3.endpoint or self.s3.region, self.bucket
+        return self.options.server, self.bucket
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with the information whether the place has answered, so that a task trusts an address that its driver has used."""
@@ -179,14 +198,8 @@ class StorageLocation:
         """A URL of this place without credentials; `parse` reads it."""
         if self.scheme == "local":
             return f"local://{quote(self.path)}"
-        match self.scheme:
-            case "azure":
-                public = _public_azure_parameters(self.azure)
-            case "gcs":
-                public = {"endpoint": self.gcs.endpoint, "storage-class": self.gcs.storage_class}
-            case _:
-                public = _public_parameters(self.s3)
-        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in public.items() if value)
+        public = _public_parameters(self.options)
+        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in public.items())
         return f"{self.scheme}://{self.bucket}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
 
     def __str__(self) -> str:
@@ -286,7 +299,7 @@ def _local(path: str) -> StorageLocation:
 
 def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
     _check_bucket(parts.netloc)
-    options = dataclasses.replace(flags, **_parameters(parts.query, _READERS))
+    options = dataclasses.replace(flags, **_parameters(parts.query, S3Options))
     _check_options(options)
     return StorageLocation(
         "s3", _prefix(parts), parts.netloc, dataclasses.replace(options, endpoint=options.endpoint.rstrip("/"))
@@ -306,11 +319,11 @@ def _azure(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
             f"an {parts.scheme}:// URL starts with the name of a container: 3 to 63 lower-case letters, digits and single '-'",
             hint="Write azure://container/prefix; account and credentials are parameters or flags.",
         )
-    options = dataclasses.replace(flags.azure, **_parameters(parts.query, _AZURE_READERS))
+    options = dataclasses.replace(flags.azure, **_parameters(parts.query, AzureOptions))
     _check_endpoint(options.endpoint, "Azure", has_path=True)
     if options.account_name and not re.fullmatch(r"[a-z0-9]{3,24}", options.account_name):
         raise UsageError("azblob.account-name must have 3 to 24 lower-case letters and digits")
-    if options.account_key and not _is_base64(options.account_key):
+    if options.account_key and not is_base64(options.account_key):
         raise UsageError(
             "the Azure account key of the URL or flag is not base64", hint="Copy key1 or key2 of the storage account."
         )
@@ -331,7 +344,7 @@ def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
             f"a {parts.scheme}:// URL starts with the name of a bucket: lower-case letters, digits, '.', '-' and '_'",
             hint="Write gcs://bucket/prefix; endpoint and credentials are parameters or flags.",
         )
-    options = dataclasses.replace(flags.gcs, **_parameters(parts.query, _GCS_READERS))
+    options = dataclasses.replace(flags.gcs, **_parameters(parts.query, GcsOptions))
     if options.predefined_acl:
         raise UsageError(
             "predefined ACLs (gcs.predefined-acl) are not supported: the upload cannot set them",
@@ -344,7 +357,8 @@ def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
     return StorageLocation("gcs", _prefix(parts), parts.netloc, S3Options(patience=flags.s3.patience), gcs=options)
 
 
-def _is_base64(secret: SecretText) -> bool:
+def is_base64(secret: SecretText) -> bool:
+    """Return whether a secret is base64, as keys of Azure accounts are."""
     try:
         return bool(base64.b64decode(secret.reveal(), validate=True))
     except (binascii.Error, ValueError):
@@ -375,7 +389,10 @@ def _check_bucket(name: str) -> None:
         )
 
 
-def _parameters(query: str, readers: dict[str, _Reader]) -> dict[str, Any]:
+def _parameters(query: str, kind: type[CloudOptions]) -> dict[str, Any]:
+    readers = {name: _READERS[of] for name, of in _fields(kind).items()}
+    if kind is S3Options:
+        readers["use_accelerate_endpoint"] = _no_acceleration
     found: dict[str, Any] = {}
     for part in filter(None, query.split("&")):
         raw_name, _, raw_value = part.partition("=")
@@ -411,56 +428,23 @@ def _no_acceleration(name: str, value: str) -> bool:
     return False
 
 
-_READERS: dict[str, _Reader] = {
-    "endpoint": _text,
-    "region": _text,
-    "storage_class": _text,
-    "sse": _text,
-    "sse_kms_key_id": _text,
-    "acl": _text,
-    "provider": _text,
-    "force_path_style": _flag,
-    "use_accelerate_endpoint": _no_acceleration,
-    "access_key": _secret,
-    "secret_access_key": _secret,
-    "session_token": _secret,
-}
+_READERS: dict[str, _Reader] = {"str": _text, "bool | None": _flag, "SecretText": _secret}
+"""Readers of parameters by the types of the fields that they fill."""
+_OF_MACHINE = {"ca", "credentials_file"}
+"""Paths on the machine of a task, which no URL shows."""
 
 
-_GCS_READERS: dict[str, _Reader] = {
-    "endpoint": _text,
-    "storage_class": _text,
-    "predefined_acl": _text,
-    "credentials_file": _text,
-}
-_AZURE_READERS: dict[str, _Reader] = {
-    "endpoint": _text,
-    "access_tier": _text,
-    "account_name": _text,
-    "account_key": _secret,
-    "sas_token": _secret,
-}
+def _public_parameters(options: CloudOptions) -> dict[str, str]:
+    """The parameters without secrets that are set, in the order of the fields."""
+    values = {name: getattr(options, name) for name in _fields(type(options)) if name not in _OF_MACHINE}
+    texts = {name: str(value).lower() if isinstance(value, bool) else value for name, value in values.items()}
+    return {name.replace("_", "-"): text for name, text in texts.items() if text and isinstance(text, str)}
 
 
-def _public_azure_parameters(options: AzureOptions) -> dict[str, str]:
-    return {
-        "endpoint": options.endpoint,
-        "account-name": options.account_name,
-        "access-tier": options.access_tier,
-    }
-
-
-def _public_parameters(options: S3Options) -> dict[str, str]:
-    style = options.force_path_style
-    return {
-        "endpoint": options.endpoint,
-        "region": options.region,
-        "storage-class": options.storage_class,
-        "sse": options.sse,
-        "sse-kms-key-id": options.sse_kms_key_id,
-        "provider": options.provider,
-        "force-path-style": "" if style is None else str(style).lower(),
-    }
+def _fields(kind: type[CloudOptions]) -> dict[str, str]:
+    """Names and types of the fields that parameters fill."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    return {name: of for name, of in types.items() if of in _READERS and name != "ca"}
 
 
 def _check_options(options: S3Options) -> None:

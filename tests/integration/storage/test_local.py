@@ -196,8 +196,9 @@ def test_sweeping_while_another_takes_folders_away(store: ObjectStore, monkeypat
         return scandir(path)
 
     folder.mkdir(parents=True)
-    monkeypatch.setattr(os, "scandir", look)
-    store.sweep("a", deep=True)
+    with monkeypatch.context() as patch:  # pytest removes folders by it, too
+        patch.setattr(os, "scandir", look)
+        store.sweep("a", deep=True)
     assert looks == 2
     assert not folder.parent.exists()
 

@@ -193,9 +193,9 @@ def test_azure_places() -> None:
         "azure",
         "a/b",
         "container",
-        azure=AzureOptions("http://h:1/acc", "Cool", "acc", SecretText("aHVzaA=="), SecretText()),
+        azure=AzureOptions("http://h:1/acc", "acc", "Cool", SecretText("aHVzaA=="), SecretText()),
     )
-    assert (location.patience, location.storage_class, location.has_secrets) == (7, "Cool", True)
+    assert (location.patience, location.options.storage_class, location.has_secrets) == (7, "Cool", True)
     assert parse("azure://container", flags).azure == flags.azure
     assert not parse("azure://container", flags).has_secrets
     assert parse("azure://container?sas-token=?sv=1%26sig=hush").azure.sas_token.reveal() == "sv=1&sig=hush"
@@ -208,7 +208,7 @@ def test_gcs_places() -> None:
     options = GcsOptions("http://h:1", "NEARLINE", "", "/key")
     assert location == StorageLocation("gcs", "a/b", "my_bucket.1", gcs=options)
     assert location.redacted() == "gcs://my_bucket.1/a/b?endpoint=http://h:1&storage-class=NEARLINE"
-    assert (location.storage_class, location.has_secrets) == ("NEARLINE", False)
+    assert (location.options.storage_class, location.has_secrets) == ("NEARLINE", False)
     assert pickle.loads(pickle.dumps(location)) == location
 
 
