@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,9 +18,7 @@ from tests.support.certificates import Authority
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.errors import (
-    BackupPathInUse,
     ClusterTlsError,
-    ClusterUnreachable,
     ConversionUnsupported,
     NothingMatched,
     SparkUnavailable,
@@ -230,15 +227,6 @@ def test_wrong_flags_are_refused(
     assert not (tmp_path / "backup").exists()
 
 
-def test_an_unreachable_pd(tmp_path: Path) -> None:
-    """A port where nobody listens."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        done = run("-u", address, "-s", str(tmp_path / "backup"), *DRIVER, "--output", "json")
-    assert address in check_refusal(done, ClusterUnreachable)["message"]
-
-
 @pytest.mark.core("tls")
 def test_a_wrong_authority(tmp_path: Path) -> None:
     """The cluster's certificate is of another authority than --ca."""
@@ -318,15 +306,6 @@ def test_parquet_by_either_flag(flag: str, v2: LiveCluster, tmp_path: Path) -> N
     check_refusal(run(*place, "--format", "parquet", "--file-format", "sst"), UsageError)
 
 
-def test_a_path_in_use(live: LiveCluster, tmp_path: Path) -> None:
-    """A second backup at the same path."""
-    place = ["-u", live.pd, "-s", str(tmp_path / "backup"), *DRIVER, "--output", "json"]
-    assert run(*place).returncode == 0
-    before = files_at(tmp_path)
-    check_refusal(run(*place), BackupPathInUse)
-    assert files_at(tmp_path) == before
-
-
 def test_a_place_that_cannot_be_written(live: LiveCluster) -> None:
     """A folder that no rights could make."""
     check_refusal(run("-u", live.pd, "-s", "/dev/null/backup", *DRIVER, "--output", "json"), StorageReadOnly)
@@ -351,13 +330,6 @@ def test_no_java(live: LiveCluster, tmp_path: Path) -> None:
     )
     check_refusal(done, SparkUnavailable)
     assert not (tmp_path / "backup").exists()
-
-
-def test_help_is_quick() -> None:
-    """The help of the command loads no Spark, no Arrow and no gRPC."""
-    assert run("--help").returncode == 0
-    heavy = "import sys; import tikv_br.cli.backup_cmd; print({'grpc', 'pyarrow', 'numba', 'pyspark', 'obstore', 'boto3'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_a_backup_by_the_stores_loads_no_arrow_and_no_pandas(live: LiveCluster, tmp_path: Path) -> None:

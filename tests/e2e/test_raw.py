@@ -156,15 +156,6 @@ def test_a_prefix(pd: str) -> None:
     assert "follow" not in succeed("raw", "delete-range", "--pd", pd, "--all", "--yes").err
 
 
-def test_unreachable_pd_exits_3_in_seconds() -> None:
-    """Nobody at the address is exit code 3, with the address in the message, in a JSON line when asked."""
-    begin = time.monotonic()
-    done = tikv_br("raw", "scan", "--pd", "127.0.0.1:1", "--output", "json")
-    assert time.monotonic() - begin < 60
-    assert (done.code, done.last["code"], done.last["name"]) == (3, 3, "ClusterUnreachable")
-    assert "127.0.0.1:1" in done.last["message"]
-
-
 @pytest.mark.parametrize("version", ["v1"])
 def test_scanned_json_loads_again(pd: str, tmp_path: Path) -> None:
     """``raw import`` reads the output of ``raw scan --output json``, to the byte."""

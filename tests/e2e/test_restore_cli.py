@@ -14,7 +14,6 @@ import pytest
 
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.s3_servers import SECRET_KEY, versitygw_server
-from tests.support.certificates import Authority
 from tests.support.documented import checked
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.program import run_program
@@ -170,26 +169,6 @@ def test_wrong_input_has_its_own_exit_code(
     assert said["hint"]
     assert "Traceback" not in done.stderr
     assert v2.raw().checksum().total_kvs == 0
-
-
-def test_a_wrong_authority_is_refused_at_once(backup: Path, tmp_path: Path) -> None:
-    """A cluster whose certificate another authority signed: exit code of TLS trouble, within seconds."""
-    right, wrong = Authority(tmp_path, "right"), Authority(tmp_path, "wrong")
-    server = right.issue("server")
-    start = [
-        *("playground", "start", "--dir", str(tmp_path / "tls"), "--api-version", "v1", "--stores", "1", "--detach"),
-        *("--ca", str(right.ca), "--cert", str(server.cert), "--key", str(server.key)),
-    ]
-    pd = last_line(tikv_br(*start))["pd"]
-    try:
-        client = right.issue("client")
-        own = ["--cert", str(client.cert), "--key", str(client.key)]
-        refused = tikv_br("restore", "-u", pd, "-s", f"local://{backup}", "--ca", str(wrong.ca), *own)
-        taken = tikv_br("restore", "-u", pd, "-s", f"local://{backup}", "--ca", str(right.ca), *own)
-    finally:
-        tikv_br("playground", "stop", "--dir", str(tmp_path / "tls"))
-    assert refused.returncode == errors.ClusterTlsError.exit_code, refused.stdout
-    assert taken.returncode == 0, taken.stdout
 
 
 @pytest.mark.core("restore")

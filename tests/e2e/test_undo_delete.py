@@ -16,7 +16,7 @@ from tests.integration.backup.data import load
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.errors import ChecksumMismatch, TimestampAheadOfTso, UsageError
+from tikv_br.errors import ChecksumMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.storage.open import open_store
@@ -155,14 +155,6 @@ def test_hidden_rows_of_another_cluster_are_ingested_again(
     assert contents(other) == ROWS | {kept: b"new"}
 
 
-def test_never_in_another_cluster(other: LiveCluster, backup: str) -> None:
-    """As in the backup's own."""
-    done = restore(other, backup, "--restamp", "never")
-    assert done.code == ChecksumMismatch.exit_code
-    assert "newer deletes" in done.last["message"]
-    assert contents(other) == {}
-
-
 def test_a_killed_restore_brings_back_what_was_deleted_meanwhile(live: LiveCluster, backup: str) -> None:
     """SIGKILL in the middle, the script deletes again, the same command again."""
     live.fail("Ingest", {"delay": {"seconds": 1.5}}, count=-1)  # of each file: time to notice the first before the last
@@ -177,21 +169,6 @@ def test_a_killed_restore_brings_back_what_was_deleted_meanwhile(live: LiveClust
     assert done.code == 0, done.out
     assert done.last["restamp_ts"] > 0
     assert contents(live) == ROWS
-
-
-def test_rows_newer_than_the_targets_clock_are_refused_only_if_asked(tmp_path: Path) -> None:
-    """`never` keeps exit code 11; by default they get a timestamp of the target."""
-    with (
-        live_cluster(tmp_path / "ahead", ApiVersion.V2, clock_ahead=3600.0) as ahead,
-        live_cluster(tmp_path / "target", ApiVersion.V2) as target,
-    ):
-        load(ahead, ROWS)
-        place = f"local://{tmp_path / 'backup'}"
-        succeed("backup", "raw", "--pd", ahead.pd, "--storage", place)
-        refused = restore(target, place, "--restamp", "never")
-        assert (refused.code, contents(target)) == (TimestampAheadOfTso.exit_code, {})
-        assert restore(target, place).code == 0
-        assert contents(target) == ROWS
 
 
 @pytest.mark.parametrize("flags", [("--restamp", "sometimes"), ("--restamp=",), ("--mode", "put", "--restamp")])

@@ -9,9 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,10 +25,9 @@ from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms
 from tikv_br.cluster.ttl import TtlFetcher
-from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, SafePointError, UsageError
+from tikv_br.errors import SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import checksum
-from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.sst import SstReader
 from tikv_br.formats.sst.source import MemorySource
 
@@ -260,17 +257,6 @@ def test_writes_survive_a_store_that_dies_and_returns(live: LiveCluster) -> None
     assert scanned(raw) == rows
 
 
-def test_a_cluster_that_stays_dead_is_given_up(live: LiveCluster) -> None:
-    """With every store dead a call ends within its budget and names a store."""
-    for store_id in live.store_ids:
-        live.run("kill-store", store_id=store_id)
-    config = replace(live.config, retry_budget=1.5)
-    began = time.monotonic()
-    with Cluster.connect(config) as cluster, pytest.raises((RetryBudgetExhausted, ClusterUnreachable)):
-        RawClient(cluster.router, KeyCodec(ApiVersion.V2), cluster.cluster_id).get(b"k")
-    assert time.monotonic() - began < 60
-
-
 def test_one_dead_store_does_not_stop_the_work(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
     """With a store dead, and PD aware of it, version, flush, scan and checksum work."""
     live.run("kill-store", store_id=live.store_ids[-1])
@@ -287,17 +273,6 @@ def test_pd_trouble_is_survived(live: LiveCluster) -> None:
     with Cluster.connect(live.config) as cluster:
         assert cluster.pd.region_by_key(b"r\0\0\0").id
     assert live.hits(point) == 2
-
-
-@pytest.mark.parametrize(
-    "trouble", [{"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, {"drop": {}}], ids=str
-)
-def test_the_first_contact_waits_out_an_election(live: LiveCluster, trouble: dict[str, Any]) -> None:
-    """A connection that begins while PD has no leader, or hangs up, comes about a moment later."""
-    failpoint = live.fail("GetMembers", trouble, store_id=0)
-    with Cluster.connect(live.config) as cluster:
-        assert cluster.pd.tso() > 0
-    assert live.hits(failpoint) == 1
 
 
 def test_timestamps_ascend_across_threads(live: LiveCluster) -> None:
@@ -389,11 +364,3 @@ def test_region_sizes_are_known_for_every_region(live: LiveCluster, rows: dict[b
     pd, pd_http = live.cluster.pd, live.cluster.pd_http
     # PD may split a region between the two answers.
     eventually(lambda: starts_of(pd_http.regions(b"", b"")) == [region.start for region in pd.scan_regions(b"", b"")])
-
-
-def test_schedulers_can_be_paused(live: LiveCluster) -> None:
-    """PD's schedulers can be paused by name and resumed."""
-    names = live.cluster.pd_http.schedulers()
-    assert names
-    live.cluster.pd_http.pause_scheduler(names[0], 30)
-    live.cluster.pd_http.pause_scheduler(names[0], 0)

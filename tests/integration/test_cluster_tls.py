@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from tests.support.certificates import Authority
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
-from tikv_br.errors import ClusterTlsError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings
@@ -47,21 +45,3 @@ def test_mutual_tls_works_on_every_port(secured: tuple[str, Callable[..., TlsFil
         cluster.raw().put(b"k", b"v")
         assert cluster.raw().get(b"k") == b"v"
         cluster.flush_timestamps()
-
-
-@pytest.mark.parametrize(("ca", "pair"), [("stranger", "ours"), ("authority", "theirs"), ("authority", "none")])
-def test_certificates_that_do_not_fit_are_told_in_seconds(
-    secured: tuple[str, Callable[..., TlsFiles]], ca: str, pair: str
-) -> None:
-    """A wrong authority, a certificate of a stranger and none at all are TLS errors, not silence."""
-    pd, files = secured
-    began = time.monotonic()
-    with pytest.raises(ClusterTlsError):
-        Cluster.connect(ClusterConfig(pd=(pd,), tls=files(ca, pair)))
-    assert time.monotonic() - began < 60
-
-
-def test_no_tls_to_a_secured_cluster_is_told(secured: tuple[str, Callable[..., TlsFiles]]) -> None:
-    """Without --ca the message names it."""
-    with pytest.raises(ClusterTlsError, match="--ca was not passed"):
-        Cluster.connect(ClusterConfig(pd=(secured[0],)))

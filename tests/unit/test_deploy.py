@@ -382,10 +382,12 @@ def test_the_dashboard_is_one_that_grafana_imports() -> None:
 
 
 def test_alerts_are_documented() -> None:
-    """Each stands in a table of one page, with what to do."""
+    """Each has a severity, and stands in a table of one page, with what to do."""
     pages = " ".join(
         (PROJECT / "docs" / name).read_text(encoding="utf-8")
         for name in ("monitoring.md", "gc.md", "drill.md", "kubernetes.md", "serve.md")
     )
     documented = re.findall(r"^\| `(TikvBr\w+)` \| .+ \| .+ \|$", pages, re.MULTILINE)
-    assert sorted(documented) == sorted(rule["alert"] for group in ALERTS for rule in group["rules"])
+    rules = [rule for group in ALERTS for rule in group["rules"]]
+    assert {rule["labels"]["severity"] for rule in rules} == {"warning", "critical"}
+    assert sorted(documented) == sorted(rule["alert"] for rule in rules)

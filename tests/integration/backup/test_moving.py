@@ -74,38 +74,6 @@ def test_a_region_that_moves_under_the_scan(
     assert live.hits(moving) == 1
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        {"server_is_busy": {"reason": "scheduler is busy"}},
-        {"epoch_not_match": {}},
-        {"not_leader": {}},
-        {"region_not_found": {}},
-        {"stale_command": {}},
-        {"store_not_match": {}},
-        {"data_is_not_ready": {}},
-        {"message": "TiKV is Closing"},
-    ],
-    ids=lambda error: next(iter(error)),
-)
-def test_region_errors_that_pass(
-    error: dict[str, Any], live: LiveCluster, options: Options, rows: dict[bytes, bytes], tmp_path: Path
-) -> None:
-    """Two answers with an error in the middle of the scan change nothing of the result."""
-    failing = live.fail("RawScan", {"region_error": error}, skip=3, count=2)
-    check_equal(live, options, rows, tmp_path)
-    assert live.hits(failing) == 2
-
-
-def test_a_connection_that_breaks(
-    live: LiveCluster, options: Options, rows: dict[bytes, bytes], tmp_path: Path
-) -> None:
-    """A call that ends without an answer is asked again."""
-    failing = live.fail("RawScan", {"drop": {}}, skip=2, count=2)
-    check_equal(live, options, rows, tmp_path)
-    assert live.hits(failing) == 2
-
-
 def test_a_store_that_dies_is_outlived(
     live: LiveCluster, options: Options, rows: dict[bytes, bytes], tmp_path: Path
 ) -> None:

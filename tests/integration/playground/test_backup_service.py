@@ -10,14 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import NOOP, backup, files_of, local, meta_for, rows_in, v2_row
 from tests.integration.playground.ssts import download as download_sst
 from tests.integration.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, moto_server, versitygw_server
 from tests.support.playground_admin import PlaygroundAdmin
-from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
+from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
@@ -175,37 +174,6 @@ def test_sub_ranges_replace_the_range(tmp_path: Path) -> None:
         responses = backup(client, sub_ranges=ranges)
         assert [(response.start_key, response.end_key) for response in responses] == [(b"a", b"b"), (b"c", b"d")]
         assert [file.total_kvs for file in files_of(responses)] == [1, 1]
-
-
-def test_rate_limit(tmp_path: Path) -> None:
-    """A limit of bytes a second makes a backup last as long as its bytes need."""
-    with running(tmp_path) as client:
-        client.put(b"k", bytes(range(256)) * 40)
-        [file] = files_of(backup(client))
-        started = time.monotonic()
-        backup(client, rate_limit=2 * file.size)
-        assert time.monotonic() - started > 0.4
-
-
-def test_encrypted_files(tmp_path: Path) -> None:
-    """Size and sha256 are of the bytes stored; they decrypt by key and IV, here and in Download; a wrong key shows."""
-    key = bytes(range(32))
-    info = brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.AES256_CTR, cipher_key=key)
-    storage = local(tmp_path / "backup")
-    with running(tmp_path / "cluster") as client:
-        client.put(b"k", b"v")
-        [file] = files_of(backup(client, storage_backend=storage, cipher_info=info))
-        data = (tmp_path / "backup" / file.name).read_bytes()
-        assert (len(data), hashlib.sha256(data).digest()) == (file.size, file.sha256)
-        decryptor = Cipher(algorithms.AES(key), modes.CTR(file.cipher_iv)).decryptor()
-        assert rows_in(decryptor.update(data), tmp_path) == {b"zk": b"v"}
-        region = client.region(b"k")
-        asked: dict[str, Any] = {"name": file.name, "storage_backend": storage, "store_id": region.leader_store}
-        meta = meta_for(client, region, cipher_iv=file.cipher_iv)
-        assert download_sst(client, meta, cipher_info=info, **asked).range.start == b"k"
-        wrong = brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.AES256_CTR, cipher_key=bytes(32))
-        meta = meta_for(client, region, cipher_iv=file.cipher_iv)
-        assert "Corruption" in download_sst(client, meta, cipher_info=wrong, **asked).error.message
 
 
 def test_a_failing_storage_leaves_the_range(tmp_path: Path) -> None:

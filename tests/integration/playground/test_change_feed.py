@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import threading
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Self
 
-import grpc
 import pytest
 
 from tests.integration.playground.clients import Client, hold_delays, running
@@ -161,42 +159,6 @@ def test_resolved_ts_is_the_stores_cached_time(client: Client) -> None:
         feed.await_(lambda: feed.resolved(region.id) > before)
 
 
-@pytest.mark.parametrize(
-    "kind", ["server_is_busy", "congested", "region_not_found", "epoch_not_match", "compatibility"]
-)
-@pytest.mark.parametrize("point", ["cdc.register", "cdc.scan", "cdc.resolved"])
-def test_errors_on_demand(client: Client, admin: PlaygroundAdmin, point: str, kind: str) -> None:
-    """At each point of a subscription's life it can be ended with any error, and made again."""
-    region = cut(client, b"demand")
-    with feeding(client, region.leader_store) as feed:
-        with admin.failing(point, {"feed_error": {kind: {}}}, region_id=region.id):
-            feed.register(region)
-            feed.await_error(region.id, kind)
-        eventually(lambda: admin.get("feeds") == [])
-        feed.register(region)
-        feed.await_(lambda: feed.resolved(region.id))
-
-
-def test_streams_break_on_demand_and_with_their_store(client: Client, admin: PlaygroundAdmin) -> None:
-    """A drop ends the stream, as does the store's death; after its restart it serves again."""
-    region = cut(client, b"break")
-    with feeding(client, region.leader_store) as feed:
-        admin.fail("cdc.resolved", {"drop": {}}, region_id=region.id)
-        feed.register(region)
-        assert feed.await_end() is grpc.StatusCode.UNAVAILABLE
-    with feeding(client, region.leader_store) as feed:
-        feed.register(region)
-        feed.await_initialized()
-        admin.run("kill-store", store_id=region.leader_store)
-        assert feed.await_end() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-    eventually(lambda: admin.get("feeds") == [])
-    admin.run("restart-store", store_id=region.leader_store)
-    with feeding(client, client.region(b"break").leader_store) as feed:
-        eventually(lambda: client.playground.nodes[region.leader_store].alive)
-        feed.register(client.region(b"break"))
-        feed.await_initialized()
-
-
 def test_a_slow_client_is_told_of_congestion(tmp_path: Path) -> None:
     """Once events that nobody takes fill the quota, the region ends with `congested`; memory stays bounded."""
     with running(tmp_path, ApiVersion.V2, stores=1, resolved_ts_interval=TICK, feed_quota=1 << 20) as client:
@@ -242,37 +204,6 @@ def test_an_old_leader_may_overrun_the_new_one(
         feed.await_initialized(2)
         [row] = [row for row in feed.rows() if row.key]
         assert (row.value, row.commit_ts < before) == (b"below", True)
-
-
-def test_sixty_regions_on_three_stores(client: Client) -> None:
-    """Each region's row is sent once, by its leader's store; one message has the resolved-ts of all its regions."""
-    regions = client.playground.regions
-    names = [b"many%02d" % number for number in range(60)]
-    cut(client, b"many")
-    regions.split(client.region(b"many").id, [codec.encode(client.key(name)) for name in names])
-    for number, name in enumerate(names):
-        region = client.region(name)
-        regions.transfer_leader(region.id, region.peers[number % 3].store_id)
-    ids = {client.region(name).id: name for name in names}
-    for name in names:
-        eventually(functools.partial(put, client, name, name))
-    reported: dict[int, bytes] = {}
-    for store_id in client.playground.nodes:
-        mine = [client.region(name) for name in names if client.region(name).leader_store == store_id]
-        with feeding(client, store_id) as feed:
-            for region in mine:
-                feed.register(region)
-            feed.await_initialized(len(mine))
-            feed.await_(functools.partial(_resolves_at_once, feed, {region.id for region in mine}))
-            assert feed.errors() == []
-            rows = [(event.region_id, row.value) for event in feed.events() for row in event.entries.entries if row.key]
-            assert len(rows) == len(mine) == 20
-            reported.update(rows)
-    assert reported == ids
-
-
-def _resolves_at_once(feed: Feed, regions: set[int]) -> bool:
-    return any(set(message.resolved_ts.regions) == regions for message in feed.messages())
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

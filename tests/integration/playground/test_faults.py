@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import queue
 import socket
-import threading
 import time
 from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.integration.playground.clients import Client, hold_delays, running
+from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import NOOP, backup, download, ingest, meta_for
 from tests.support.playground_admin import AdminRefused, PlaygroundAdmin
 from tests.support.waiting import eventually
@@ -136,51 +135,6 @@ def test_region_errors_wherever_regions_are_asked(tmp_path: Path) -> None:
         [batch] = client.store(region.leader_store).BatchCommands(iter([commands]), timeout=60)
         assert [each.RawGet.region_error.server_is_busy.backoff_ms for each in batch.responses] == [5, 0]
         assert client.put(b"k", b"v") == kv.RawPutResponse()
-
-
-def test_only_one_store_and_region(tmp_path: Path) -> None:
-    """A failpoint for a store or region leaves the calls of others alone."""
-    with running(tmp_path) as client:
-        admin = admin_of(client)
-        admin.split(b"k")
-        with admin.failing("RawGet", BUSY, region_id=client.region(b"k").id, count=-1):
-            get = kv.RawGetRequest
-            assert not client.call("RawGet", b"a", get(key=b"a")).HasField("region_error")
-            assert client.call("RawGet", b"k", get(key=b"k")).HasField("region_error")
-        admin.fail("RawGet", BUSY, store_id=4242)
-        assert not client.call("RawGet", b"k", get(key=b"k")).HasField("region_error")
-
-
-def test_lost_connections_and_statuses(tmp_path: Path) -> None:
-    """Stores and PD answer with the status asked for, once."""
-    with running(tmp_path) as client:
-        admin = admin_of(client)
-        admin.fail("GetAllStores", {"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, store_id=0)
-        request = pdpb_pb2.GetAllStoresRequest(header=client.header)
-        with pytest.raises(grpc.RpcError) as error:
-            client.pd.GetAllStores(request, timeout=60)
-        assert (error.value.code(), error.value.details()) == (grpc.StatusCode.UNAVAILABLE, "not leader")
-        assert len(client.pd.GetAllStores(request, timeout=60).stores) == 3
-        admin.fail("backup", {"drop": {}})
-        with pytest.raises(grpc.RpcError) as error:
-            backup(client)
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert all(not response.HasField("error") for response in backup(client))
-
-
-def test_a_delay_holds_the_call_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The delayed call waits and then succeeds; others are unaffected."""
-    with running(tmp_path) as client:
-        over = hold_delays(monkeypatch)
-        admin_of(client).fail("RawPut", {"delay": {"seconds": 0.6}})
-        slow = threading.Thread(target=lambda: client.put(b"slow", b"v"))
-        slow.start()
-        eventually(lambda: admin_of(client).get("failpoints")[0]["hits"] == 1)
-        client.put(b"quick", b"v")
-        assert (client.get(b"quick"), client.get(b"slow")) == (b"v", None)
-        over.set()
-        slow.join()
-        assert client.get(b"slow") == b"v"
 
 
 @pytest.mark.parametrize("rpc", ["RawGet", "Backup"])

@@ -28,7 +28,6 @@ from tests.support.sst_surgery import exchange_keys, flip, without_properties, w
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys import codec
 from tikv_br.playground.node import DOWNLOAD_UNKNOWN_CF, DOWNLOAD_WITHOUT_Z, INGEST_DEADLY_SST, INGEST_WITHOUT_PEER_FILE
 from tikv_br.playground.region import Region
 
@@ -53,19 +52,6 @@ def scan(client: Client, region: Region, start: bytes = b"", end: bytes = b"\xff
     request = kv.RawScanRequest(start_key=client.key(start), end_key=client.key(end), limit=1000)
     answer = client.call("RawScan", b"k", request, region=region)
     return {pair.key: pair.value for pair in answer.kvs}
-
-
-def test_upload_and_ingest(tmp_path: Path) -> None:
-    """Uploaded bytes become rows, over existing ones too; the crc32 is what an upload checks."""
-    data = write_sst(tmp_path / "x.sst", ROWS)
-    with running(tmp_path) as client:
-        client.put(b"k005", b"overwritten by the file")
-        region = client.region(b"k")
-        meta = meta_for(client, region, range=import_sstpb_pb2.Range(start=b"k000", end=b"k099"))
-        upload(client, region, meta, data)
-        assert ingest(client, region, meta) == OK
-        assert scan(client, region) == {key[1:]: value for key, value in ROWS}
-        admin_of(client).assert_innocent()
 
 
 def test_uploads_that_are_refused(tmp_path: Path) -> None:
@@ -115,26 +101,6 @@ def test_uploads_that_kill_at_the_ingest(tmp_path: Path, damage: str) -> None:
         assert fatal_request["what"].startswith(INGEST_DEADLY_SST)
         assert fatal_request["store_id"] == region.leader_store
         assert scan(client, region) == {}
-
-
-@pytest.mark.parametrize(
-    ("api_version", "row"),
-    [
-        (ApiVersion.V2, (v2_row(b"k", b"", 1)[0], b"no flag byte")),
-        (ApiVersion.V2, (v2_row(b"k", b"", 1)[0][:-8], b"no ts\0")),
-        (ApiVersion.V1TTL, (b"zk", b"short")),
-    ],
-)
-def test_downloads_that_kill_at_the_ingest(tmp_path: Path, api_version: ApiVersion, row: tuple[bytes, bytes]) -> None:
-    """Download accepts rows that kill whoever reads them later: the ingest is the fatal_request."""
-    with running(tmp_path / "cluster", api_version) as client:
-        region = client.region(b"k")
-        meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, [row]))
-        with pytest.raises(grpc.RpcError) as death:
-            ingest(client, region, meta)
-        assert death.value.code() is grpc.StatusCode.UNAVAILABLE
-        [fatal_request] = admin_of(client).fatal_requests()
-        assert fatal_request["what"].startswith(INGEST_DEADLY_SST)
 
 
 def test_downloads_that_kill_at_once(tmp_path: Path) -> None:
@@ -189,24 +155,6 @@ def test_a_split_makes_files_stale(tmp_path: Path) -> None:
         client.playground.regions.split(region.id, [b"k050"])
         assert len(ingest(client, region, meta).error.epoch_not_match.current_regions) == 2
         assert ingest(client, client.region(b"k09"), meta).error.HasField("epoch_not_match")
-
-
-def test_one_file_into_two_regions(tmp_path: Path) -> None:
-    """Each region's download cuts its part out; together they are the file; a region without rows gets an empty answer."""
-    with running(tmp_path / "cluster") as client:
-        admin_of(client).split(b"k050", b"l")
-        asked = place(tmp_path, ROWS)
-        for region, first, last in (
-            (client.region(b"k0"), b"k000", b"k049"),
-            (client.region(b"k09"), b"k050", b"k099"),
-        ):
-            meta = download_everywhere(client, region, meta_for(client, region), **asked)
-            assert (meta.range.start, meta.range.end) == (first, last)
-            assert ingest(client, region, meta) == OK
-        empty = client.region(b"l")
-        assert download(client, meta_for(client, empty), empty.leader_store, **asked).is_empty
-        found = scan(client, client.region(b"k0")) | scan(client, client.region(b"k09"), b"k050")
-        assert found == {key[1:]: value for key, value in ROWS}
 
 
 def test_several_files_at_once(tmp_path: Path) -> None:
@@ -265,24 +213,6 @@ def test_a_file_waits_through_a_restart(tmp_path: Path) -> None:
         assert len(scan(client, region)) == 100
 
 
-def test_a_keyspace_move_with_new_timestamps(tmp_path: Path) -> None:
-    """One rewrite rule moves rows to another keyspace and re-stamps them; nothing appears where they came from."""
-    rows = [v2_row(b"k%03d" % number, b"value", 5) for number in range(20)]
-    with running(tmp_path / "cluster", ApiVersion.V2) as client:
-        target = client.playground.regions.locate(codec.encode(b"r\0\x10\x92"))
-        bounds = import_sstpb_pb2.Range(start=codec.encode(b"r\0\x10\x92"), end=b"r\0\x10\x93")
-        ts = client.playground.tso.next()
-        rule = import_sstpb_pb2.RewriteRule(old_key_prefix=b"r\0\0\0", new_key_prefix=b"r\0\x10\x92", new_timestamp=ts)
-        asked = {"rewrite_rule": rule, **place(tmp_path, rows)}
-        meta = download_everywhere(client, target, meta_for(client, target, range=bounds), **asked)
-        assert ingest(client, target, meta) == OK
-        stored = list(client.playground.engine.iterate(b"z", b""))
-        assert stored == [v2_row(b"k%03d" % number, b"value", ts, b"\0\x10\x92") for number in range(20)]
-        wrong = import_sstpb_pb2.Range(start=codec.encode(b"r\0\0\0"), end=codec.encode(b"r\0\0\1"))
-        answer = download(client, meta_for(client, target, range=wrong), target.leader_store, **asked)
-        assert answer.error.message.startswith("SST start range has wrong prefix")
-
-
 def test_rows_above_the_stores_timestamps_shadow_writes(tmp_path: Path) -> None:
     """A row stamped with a fresh TSO hides the next put, which gets an older cached ts; after a flush puts show."""
     with running(tmp_path / "cluster", ApiVersion.V2, ts_ahead=600.0) as client:
@@ -320,25 +250,3 @@ def test_import_mode(tmp_path: Path) -> None:
         admin.run("kill-store", store_id=one)
         admin.run("restart-store", store_id=one)
         assert importing() == []
-
-
-def test_the_speed_limit_slows_downloads(tmp_path: Path) -> None:
-    """Downloads last as long as the limit makes them; any client can lift the limit."""
-    request = import_sstpb_pb2.SetDownloadSpeedLimitRequest
-    with running(tmp_path / "cluster") as client:
-        region = client.region(b"k")
-        stub = importer(client, region.leader_store)
-        asked = place(tmp_path, ROWS)
-        size = (tmp_path / "backup" / "x.sst").stat().st_size
-
-        def limits() -> list[int]:
-            stores = admin_of(client).get("stores")
-            return [each["download_limit"] for each in stores if each["store_id"] == region.leader_store]
-
-        stub.SetDownloadSpeedLimit(request(speed_limit=2 * size, task_id="t", ttl_seconds=1), timeout=60)
-        assert limits() == [2 * size]
-        started = time.monotonic()
-        download(client, meta_for(client, region), region.leader_store, **asked)
-        assert time.monotonic() - started >= 0.5
-        stub.SetDownloadSpeedLimit(request(speed_limit=0), timeout=60)
-        assert limits() == [0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -41,34 +40,6 @@ def test_one_port_serves_both_protocols(tmp_path: Path) -> None:
                 assert answer.status == status
             connection.close()
             assert client.pd.GetMembers(pdpb_pb2.GetMembersRequest()).leader.name == "pd1"
-
-
-def test_timestamps_are_unique_among_streams(tmp_path: Path) -> None:
-    """Streams of several clients never get the same timestamp, and each gets its own in order."""
-    with running(tmp_path, stores=1) as client:
-        request = pdpb_pb2.TsoRequest(header=client.header, count=3)
-
-        def stamps(_: int) -> list[tuple[int, int]]:
-            answers = client.pd.Tso(iter([request] * 100))
-            return [(answer.timestamp.physical, answer.timestamp.logical) for answer in answers]
-
-        with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(stamps, range(4)))
-    assert all(each == sorted(each) for each in found)
-    ranges = [(physical, logical - back) for each in found for physical, logical in each for back in range(3)]
-    assert len(set(ranges)) == 4 * 100 * 3
-
-
-def test_scatter_gives_stores_their_turn(tmp_path: Path) -> None:
-    """Scattered regions are led by all stores; an unknown one is reported as failed."""
-    with running(tmp_path, regions=6) as client:
-        ids = [region.id for region in client.playground.regions.all()][:6]
-        request = pdpb_pb2.ScatterRegionRequest(header=client.header, regions_id=ids)
-        assert client.pd.ScatterRegion(request).finished_percentage == 100
-        assert len({client.playground.regions.get(region_id).leader_store for region_id in ids}) == 3  # type: ignore[union-attr]
-        request = pdpb_pb2.ScatterRegionRequest(header=client.header, regions_id=[*ids[:3], 424242])
-        answer = client.pd.ScatterRegion(request)
-        assert (answer.finished_percentage, list(answer.failed_regions_id)) == (75, [424242])
 
 
 def test_global_config_is_kept(tmp_path: Path) -> None:

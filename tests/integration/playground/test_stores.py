@@ -17,9 +17,6 @@ from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cluster
 from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
-from tikv_br.playground.timestamps import RENEW_INTERVAL
-
-LOGICAL_BITS = 18
 
 
 @pytest.mark.parametrize("api_version", list(ApiVersion))
@@ -108,31 +105,6 @@ def test_compare_and_swap_is_atomic(tmp_path: Path) -> None:
         assert client.get(b"n") == b"60"
 
 
-def test_delete_range_removes_all_versions(tmp_path: Path) -> None:
-    """RawDeleteRange in V2 leaves no row of the range behind, not even tombstones."""
-    with running(tmp_path, ApiVersion.V2) as client:
-        for key in (b"a", b"b", b"b", b"c"):
-            client.put(key, b"v")
-        request = kv.RawDeleteRangeRequest(start_key=client.key(b"b"), end_key=client.key(b"c"))
-        assert client.call("RawDeleteRange", b"b", request) == kv.RawDeleteRangeResponse()
-        assert len(list(client.playground.engine.iterate(b"z", b""))) == 2
-
-
-def test_stale_requests_are_sent_away(tmp_path: Path) -> None:
-    """After a split and a leader transfer, requests as of before get epoch_not_match and not_leader with the leader."""
-    with running(tmp_path) as client:
-        before = client.region(b"k")
-        client.playground.regions.split(before.id, [b"m"])
-        answer = client.call("RawGet", b"k", kv.RawGetRequest(key=b"k"), region=before)
-        assert [meta.end_key for meta in answer.region_error.epoch_not_match.current_regions] == [before.end, b"m"]
-        region = client.region(b"k")
-        target = next(peer.store_id for peer in region.peers if peer.store_id != region.leader_store)
-        client.playground.regions.transfer_leader(region.id, target)
-        answer = client.call("RawPut", b"k", kv.RawPutRequest(key=b"k", value=b"v"), region=region)
-        assert answer.region_error.not_leader.leader.store_id == target
-        assert client.put(b"k", b"v") == kv.RawPutResponse()
-
-
 def test_a_new_leader_syncs_its_timestamps_first(tmp_path: Path) -> None:
     """V2 writes right after a transfer get max_timestamp_not_synced, reads go on, and later writes are the newest."""
     with running(tmp_path, ApiVersion.V2, ts_sync_delay=3600.0) as client:
@@ -151,45 +123,6 @@ def test_a_new_leader_syncs_its_timestamps_first(tmp_path: Path) -> None:
         assert client.get(b"k") == b"new leader"
 
 
-def test_written_timestamps_lag_until_flushed(tmp_path: Path) -> None:
-    """A V2 write's ts is behind PD's, by up to the time ahead; after a flush it is above the last one PD gave."""
-
-    def written_ts() -> int:
-        client.put(b"k", b"v")
-        [newest, *_] = client.playground.engine.iterate(b"z", b"")
-        return (1 << 64) - 1 - int.from_bytes(newest[0][-8:], "big")
-
-    def lag() -> int:
-        return (client.playground.tso.next() >> LOGICAL_BITS) - (written_ts() >> LOGICAL_BITS)
-
-    with running(tmp_path, ApiVersion.V2, ts_ahead=1.0) as client:
-        time.sleep(1.0 + 3 * RENEW_INTERVAL)
-        eventually(lambda: 500 <= lag() <= 1500)
-        now = client.playground.tso.next()
-        client.playground.nodes[client.region(b"k").leader_store].causal.flush()
-        assert written_ts() > now
-
-
-def test_a_dead_store_is_replaced_and_comes_back(tmp_path: Path) -> None:
-    """A killed store refuses connections, its regions get living leaders after the timeout, and it serves again."""
-    with running(tmp_path, election_timeout=0.5) as client:
-        region = client.region(b"k")
-        dead = region.leader_store
-        client.put(b"k", b"v")
-        client.playground.kill_store(dead)
-        with pytest.raises(grpc.RpcError) as caught:
-            client.call("RawGet", b"k", kv.RawGetRequest(key=b"k"), region=region)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        eventually(lambda: client.region(b"k").leader_store != dead)
-        assert client.get(b"k") == b"v"
-        address = client.playground.nodes[dead].address
-        client.playground.restart_store(dead)
-        assert client.playground.nodes[dead].address == address
-        client.playground.regions.transfer_leader(client.region(b"k").id, dead)
-        eventually(lambda: _answers(client, b"k"))
-        assert client.get(b"k") == b"v"
-
-
 def test_a_store_whose_port_was_taken_comes_back_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it was dead another program took its port: it waits for it, then PD lists another one."""
     monkeypatch.setattr(cluster, "PORT_SECONDS", 0.1)
@@ -203,14 +136,6 @@ def test_a_store_whose_port_was_taken_comes_back_on_another(tmp_path: Path, monk
             client.playground.restart_store(node.store_id)
         assert node.address != address
         assert client.get(b"k") == b"v"
-
-
-def _answers(client: Client, key: bytes) -> bool:
-    try:
-        client.get(key)
-    except grpc.RpcError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("api_version", [ApiVersion.V1, ApiVersion.V2])

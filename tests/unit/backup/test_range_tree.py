@@ -41,15 +41,6 @@ def test_a_newer_answer_replaces_all_that_it_touches() -> None:
     assert [file.name for file in tree.files()] == ["new", "touching"]
 
 
-def test_the_same_range_twice_counts_once() -> None:
-    """A region that was backed up again."""
-    tree = ResponseSet(KeyRange(b"", b""))
-    first = answer(b"", b"", "first")
-    tree.add(first)
-    assert tree.add(answer(b"", b"", "second")) == [first]
-    assert [file.name for file in tree.files()] == ["second"]
-
-
 def test_an_answer_of_no_range_is_none() -> None:
     """Nothing is covered by it and nothing is replaced."""
     tree = ResponseSet(KeyRange(b"a", b"z"))

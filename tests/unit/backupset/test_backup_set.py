@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,16 +259,6 @@ def test_discard_never_takes_a_complete_backup(complete: ObjectStore) -> None:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def test_no_backup(store: ObjectStore) -> None:
-    """Nothing, or a lock and a manifest without backupmeta, is no backup."""
-    with pytest.raises(BackupNotFound):
-        BackupSet.open(store)
-    BackupWriter.create(store)
-    store.put(layout.MANIFEST, b"x")
-    with pytest.raises(BackupNotFound, match="no complete backup"):
-        BackupSet.open(store)
-
-
 def _edit_meta(store: ObjectStore, **change: object) -> None:
     message = brpb_pb2.BackupMeta.FromString(store.get(layout.META))
     for name, value in change.items():
@@ -283,15 +272,6 @@ def test_edited_backupmeta(complete: ObjectStore, change: dict[str, object]) -> 
     _edit_meta(complete, **change)
     with pytest.raises(BackupDamaged, match="backupmeta is altered: its hash is not the one"):
         BackupSet.open(complete)
-
-
-def test_flipped_and_cut_backupmeta(complete: ObjectStore) -> None:
-    """Damage to backupmeta, at any place, names backupmeta."""
-    data = complete.get(layout.META)
-    for altered in (data[:-1], data[1:], data[:50] + bytes([data[50] ^ 1]) + data[51:], b""):
-        complete.put(layout.META, altered)
-        with pytest.raises(BackupDamaged, match="backupmeta"):
-            BackupSet.open(complete)
 
 
 def test_a_flipped_bit_in_a_file_name_is_not_another_backup(complete: ObjectStore) -> None:
@@ -340,25 +320,6 @@ def test_patient_editor(complete: ObjectStore) -> None:
     complete.put(layout.MANIFEST, manifest.dump(replace(known, description=replace(known.description, backup_ts=1))))
     with pytest.raises(BackupDamaged, match="contradict"):
         BackupSet.open(complete)
-
-
-def test_files_are_verified_by_name(complete: ObjectStore) -> None:
-    """A missing file, and one of another backup in its place, are damage by name; opening alone looks at no file."""
-    file = BackupSet.open(complete).files[1]
-    complete.put(file.name, bytes(file.size))
-    with pytest.raises(BackupDamaged, match=file.name):
-        BackupSet.open(complete).verify_identity(file)
-    complete.delete(file.name)
-    with pytest.raises(BackupDamaged, match=f"{file.name} is missing"):
-        BackupSet.open(complete).verify_identity(file)
-
-
-def test_moved_backup(complete: ObjectStore, tmp_path: Path) -> None:
-    """A backup copied elsewhere is still one."""
-    shutil.copytree(complete.location.path, tmp_path / "copy")
-    moved = BackupSet.open(open_store(parse(str(tmp_path / "copy"))))
-    for file in moved.files:
-        moved.verify_identity(file)
 
 
 def test_directory_of_the_go_tool(complete: ObjectStore) -> None:

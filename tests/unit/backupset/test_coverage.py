@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset.coverage import keyspace_codec, require_coverage, require_disjoint
+from tikv_br.backupset.coverage import keyspace_codec, require_coverage
 from tikv_br.errors import CoverageError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange, gaps
@@ -63,17 +61,6 @@ def test_proof_holds_exactly_for_partitions(wholes: list[list[int]], parts: list
     assert _proved([key_range(*whole) for whole in wanted], [key_range(*part) for part in parts]) is partition
 
 
-@given(FORWARD, st.sets(st.integers(1, SIZE - 1)))
-def test_every_cutting_is_proved(whole: tuple[int, int], cuts: set[int]) -> None:
-    """However a range is cut, its pieces cover it, and any one of them left out or doubled is noticed."""
-    bounds = [whole[0], *sorted(cut for cut in cuts if whole[0] < cut < whole[1]), whole[1]]
-    pieces = [key_range(*pair) for pair in itertools.pairwise(bounds)]
-    require_coverage([key_range(*whole)], pieces)
-    for piece in pieces:
-        assert not _proved([key_range(*whole)], [other for other in pieces if other != piece])
-        assert not _proved([key_range(*whole)], [*pieces, piece])
-
-
 def _proved(wanted: list[KeyRange], parts: list[KeyRange]) -> bool:
     try:
         require_coverage(wanted, parts)
@@ -104,12 +91,6 @@ def test_empty_and_reversed_parts_are_refused() -> None:
     for start, end in ((b"c", b"c"), (b"d", b"c")):
         with pytest.raises(CoverageError, match="outside the ranges"):
             require_coverage([KeyRange(b"a", b"z")], [KeyRange(b"a", b"z"), KeyRange(start, end)])
-
-
-def test_no_ranges_are_covered_by_no_parts() -> None:
-    """No ranges and no parts agree."""
-    require_coverage([], [])
-    require_disjoint([])
 
 
 def test_a_keyspace_that_cannot_exist_is_the_options_fault() -> None:

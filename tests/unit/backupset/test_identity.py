@@ -47,12 +47,6 @@ def _altered(data: bytes, place: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
-def test_the_very_file_passes(store: ObjectStore, file: FileEntry) -> None:
-    """No false alarm."""
-    verify_file_identity(store, file)
-    verify_file_content(store, file)
-
-
 def test_missing_file_is_named(store: ObjectStore, file: FileEntry) -> None:
     """A file that is gone is damage of the backup, by its name."""
     store.delete(file.name)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.ledgers import read_entries
 from tests.unit.backupset.samples import do_all, do_task
-from tikv_br.backupset import layout
 from tikv_br.backupset.ledger import (
     LedgerEntry,
     has_its_files,
@@ -18,7 +17,6 @@ from tikv_br.backupset.ledger import (
     without_overlaps,
     write_entry,
 )
-from tikv_br.errors import BackupDamaged
 from tikv_br.formats.checksum import Checksum
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -53,16 +51,6 @@ def test_attempts_do_not_overwrite_each_other(store: ObjectStore) -> None:
         write_entry(store, entry)
     assert read_entries(store) == [first, second]
     assert one_per_interval([second, first]) == [first]
-
-
-def test_damaged_entry_is_named(store: ObjectStore) -> None:
-    """An entry that does not read is no entry to guess about."""
-    entry = do_task(store, 0)
-    write_entry(store, entry)
-    name = layout.ledger_name(entry.interval, entry.attempt)
-    store.put(name, store.get(name)[:-40])
-    with pytest.raises(BackupDamaged, match=name):
-        read_entries(store)
 
 
 def test_removal_leaves_the_files(store: ObjectStore) -> None:

@@ -14,7 +14,6 @@ from tikv_br.backupset.prune import Policy, PruneCandidate, reasons_to_keep
 from tikv_br.errors import UsageError
 
 HOUR = 3_600_000
-DAY = 24 * HOUR
 RULES = ("last", "daily", "weekly", "monthly")
 policies = st.tuples(*[st.integers(0, 5)] * 4).filter(any).map(lambda counts: Policy(*counts))
 times = st.integers(1, 3000).map(lambda hours: 1_700_000_000_000 + hours * HOUR)
@@ -112,17 +111,6 @@ def test_pruning_twice_is_pruning_once(history: list[PruneCandidate], policy: Po
     assert kept([each for each in history if each.id in first], policy) == first
 
 
-@given(histories(), policies)
-def test_the_newest_of_each_group_stays(history: list[PruneCandidate], policy: Policy) -> None:
-    """No policy takes the last good backup of a cluster."""
-    stays = kept(history, policy)
-    for group in "abc":
-        dated = [each for each in history if each.group == group and each.finished_ms]
-        if dated:
-            newest = max(each.finished_ms for each in dated)
-            assert any(each.id in stays for each in dated if each.finished_ms == newest)
-
-
 def test_days_are_utc_and_empty_days_do_not_count() -> None:
     """The newest of each day stays; days without a backup do not count."""
     history = simple("2026-01-01T23:59:59", "2026-01-02T00:00:00", "2026-01-02T12:00:00", "2026-03-01T00:00:00")
@@ -140,16 +128,6 @@ def test_months_of_different_years_differ() -> None:
     history = simple("2025-01-31T00:00:00", "2026-01-01T00:00:00")
     assert kept(history, Policy(monthly=2)) == {each.id for each in history}
     assert kept(history, Policy(monthly=1)) == {"2026-01-01T00:00:00"}
-
-
-def test_groups_do_not_push_each_other_out() -> None:
-    """keep-last 1 keeps one of each cluster and range."""
-    history = [
-        PruneCandidate("old", "one cluster", 1000),
-        PruneCandidate("new", "another", 2000),
-        PruneCandidate("x", "another", 1500),
-    ]
-    assert kept(history, Policy(last=1)) == {"old", "new"}
 
 
 def test_chain_of_parents_is_kept_whole() -> None:

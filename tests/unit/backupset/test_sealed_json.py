@@ -216,12 +216,6 @@ def test_a_damaged_version_is_told_from_a_newer_one() -> None:
             records.load(Sample, records.dump(ONE).replace(b": 1,", b": %d," % version, 1), "x.json")
 
 
-def test_the_last_byte_counts() -> None:
-    """A document without its last line break is cut, though it be whole as JSON."""
-    with pytest.raises(BackupDamaged, match="last byte"):
-        records.load(Sample, records.dump(ONE)[:-1], "x.json")
-
-
 def test_every_flipped_bit_is_noticed() -> None:
     """Each bit of a document, one after the other."""
     whole = records.dump(ONE)

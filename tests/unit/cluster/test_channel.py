@@ -14,7 +14,7 @@ from tests.support.certificates import Authority
 from tests.support.ports import reserved_ports
 from tests.support.scripted_grpc import ScriptedServer, fail
 from tests.unit.cluster.fakes import PD, members
-from tikv_br.cluster.channel import CHANNEL_OPTIONS, STATUS_ERRORS, open_channel, to_cluster_error
+from tikv_br.cluster.channel import STATUS_ERRORS, open_channel, to_cluster_error
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pb.pdpb_pb2_grpc import PDStub
@@ -84,14 +84,6 @@ def test_messages_of_any_size_arrive() -> None:
     assert len(answer.leader.name) == 20 << 20
 
 
-def test_keepalive_is_what_servers_accept() -> None:
-    """Pings every 10 s, dead after 3 s more, and none on an idle connection, which PD punishes."""
-    options = dict(CHANNEL_OPTIONS)
-    assert options["grpc.keepalive_time_ms"] == 10_000
-    assert options["grpc.keepalive_timeout_ms"] == 3_000
-    assert options["grpc.keepalive_permit_without_calls"] == 0
-
-
 def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """An http_proxy setting must not take cluster traffic to a proxy."""
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
@@ -99,19 +91,6 @@ def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch)
     with ScriptedServer() as server:
         server.script(PD + "GetMembers", members(server.address))
         assert connect(server, TlsFiles()) == 7
-
-
-def test_tls_works(authority: Authority) -> None:
-    """With the right authority the cluster answers."""
-    with serve(authority) as server:
-        assert connect(server, TlsFiles(ca=str(authority.ca))) == 7
-
-
-def test_mutual_tls_works(authority: Authority) -> None:
-    """With a certificate of ours that the server trusts, it answers."""
-    ours = authority.issue("client")
-    with serve(authority, mutual=True) as server:
-        assert connect(server, TlsFiles(str(authority.ca), str(ours.cert), str(ours.key))) == 7
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.unit.cluster.fakes import PD, FakeCluster, header_error, region, with
 from tikv_br.cluster.pb import keyspacepb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.cluster.pd import SCAN_PAGE, PdClient
 from tikv_br.cluster.topology import StoreState
-from tikv_br.errors import ClusterUnfit, RequestRefused, RetryBudgetExhausted, UsageError
+from tikv_br.errors import ClusterUnfit, RetryBudgetExhausted, UsageError
 
 
 @pytest.fixture
@@ -40,20 +40,6 @@ def test_stores_come_with_state_and_labels(fake: FakeCluster, pd: PdClient) -> N
     assert [store.id for store in stores if store.serves] == [1, 4]
     assert stores[3].state is StoreState.OFFLINE
     assert (stores[0].address, stores[0].status_address, stores[0].version) == ("a:1", "a:2", "8.5.2")
-
-
-def test_an_unknown_store_is_refused(pd: PdClient) -> None:
-    """PD's UNKNOWN "invalid store ID" is final."""
-    with pytest.raises(RequestRefused, match="invalid store ID"):
-        pd.store(99)
-
-
-def test_a_region_id_that_is_gone_is_none(fake: FakeCluster, pd: PdClient) -> None:
-    """PD says a miss in two ways; both are None."""
-    missing = pdpb_pb2.GetRegionResponse(header=header_error(pdpb_pb2.REGION_NOT_FOUND))
-    fake.pd.script(PD + "GetRegionByID", pdpb_pb2.GetRegionResponse(), missing)
-    assert pd.region_by_id(1) is None
-    assert pd.region_by_id(1) is None
 
 
 def test_scan_takes_pages_until_the_end(fake: FakeCluster, pd: PdClient) -> None:

@@ -72,31 +72,20 @@ def test_the_leader_is_asked_not_the_first_member() -> None:
         assert not follower.requests[GET_GC]
 
 
-def test_a_leader_change_is_followed() -> None:
-    """A former leader answers UNAVAILABLE "not leader"; the call continues with the new leader."""
-    with ScriptedServer() as old, ScriptedServer() as new:
-        old.script(
-            PD + "GetMembers", members(old.address, new.address), members(old.address, new.address, leader=new.address)
-        )
-        old.script(GET_GC, fail("UNAVAILABLE", "not leader"))
-        new.script(GET_GC, GC)
-        with PdClient(config(old)) as pd:
-            assert pd.gc_safe_point() == 42
-
-
 @pytest.mark.parametrize(
     "answer",
     [
+        fail("UNAVAILABLE", "not leader"),
         fail(
             "UNKNOWN", "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, requested pd is not leader of cluster"
         ),
         fail("UNKNOWN", "[PD:etcd:ErrEtcdTxnConflict]etcd transaction failed, conflicted and rolled back"),
         pdpb_pb2.GetGCSafePointResponse(header=header_error(pdpb_pb2.UNKNOWN, "etcdserver: leader changed")),
     ],
-    ids=["former leader", "transaction", "header"],
+    ids=["follower", "former leader", "transaction", "header"],
 )
 def test_texts_of_a_leader_change_are_followed(answer: Failure | pdpb_pb2.GetGCSafePointResponse) -> None:
-    """UNKNOWN with PD's words for it is passing, too: the other members are asked."""
+    """A former leader is UNAVAILABLE, or says UNKNOWN in PD's words: the call continues with the new leader."""
     with ScriptedServer() as old, ScriptedServer() as new:
         old.script(
             PD + "GetMembers", members(old.address, new.address), members(old.address, new.address, leader=new.address)

@@ -18,7 +18,7 @@ from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS
-from tikv_br.errors import ApiVersionMismatch, ClusterUnfit, UsageError
+from tikv_br.errors import ClusterUnfit, UsageError
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
@@ -79,33 +79,6 @@ def check_inside(fake: FakeCluster, codec: KeyCodec, region_id: int, rpc_keys: l
         bound = codec.bound(key)
         assert holder.start_key <= bound
         assert not holder.end_key or bound < holder.end_key
-
-
-@pytest.mark.parametrize(
-    ("answer", "value"),
-    [
-        (kvrpcpb_pb2.RawGetResponse(value=b"v"), b"v"),
-        (kvrpcpb_pb2.RawGetResponse(), b""),
-        (kvrpcpb_pb2.RawGetResponse(not_found=True), None),
-    ],
-)
-def test_get_tells_empty_from_missing(
-    fake: FakeCluster, answer: kvrpcpb_pb2.RawGetResponse, value: bytes | None
-) -> None:
-    """An empty value is a value."""
-    fake.kv("RawGet", answer)
-    assert client(fake).get(b"k") == value
-
-
-def test_v2_keys_carry_their_keyspace(fake: FakeCluster) -> None:
-    """Requests have r, the keyspace and the user key, unencoded; PD gets the encoded form."""
-    fake.kv("RawPut", kvrpcpb_pb2.RawPutResponse())
-    raw = client(fake, V2, 4242)
-    raw.put(b"k", b"v", ttl=9)
-    (request,) = fake.stores[1].seen(KV + "RawPut", kvrpcpb_pb2.RawPutRequest)
-    assert (request.key, request.value, request.ttl) == (b"r\x00\x10\x92k", b"v", 9)
-    assert request.context.api_version == kvrpcpb_pb2.V2
-    assert fake.pd.requests["/pdpb.PD/GetRegion"][0].endswith(b"r\x00\x10\x92k\x00\x00\x00\xfc")
 
 
 @pytest.mark.parametrize("version", [V1, V2])
@@ -369,18 +342,6 @@ def test_a_negative_ttl_is_refused(fake: FakeCluster) -> None:
     """Before protobuf would complain."""
     with pytest.raises(UsageError, match="negative"):
         client(fake, V2).put(b"k", b"v", ttl=-1)
-
-
-def test_a_client_of_the_wrong_version_is_told(fake: FakeCluster) -> None:
-    """The store's words arrive with our class, in calls with and without an error field."""
-    text = "Api version in request does not match with TiKV storage, cmd: raw_get, storage: V2, request: V1"
-    fake.kv("RawGet", kvrpcpb_pb2.RawGetResponse(error=text))
-    pair = kvrpcpb_pb2.KvPair(error=kvrpcpb_pb2.KeyError(abort=f"Error(ApiVersionNotMatched {{ {text} }})"))
-    fake.kv("RawBatchGet", kvrpcpb_pb2.RawBatchGetResponse(pairs=[pair]))
-    with pytest.raises(ApiVersionMismatch, match="storage: V2"):
-        client(fake).get(b"k")
-    with pytest.raises(ApiVersionMismatch, match="storage: V2"):
-        client(fake).batch_get([b"k"])
 
 
 def test_the_first_key_is_looked_for_region_by_region(fake: FakeCluster) -> None:

@@ -37,24 +37,6 @@ def test_a_region_is_fetched_once() -> None:
     assert asked == [b"", b"m"]
 
 
-def test_a_split_replaces_what_it_split() -> None:
-    """New pieces push out the old region, also where they keep its id."""
-    cache = RegionCache(no_fetch)
-    cache.update([make(1, b"", b"")])
-    cache.update([make(2, b"", b"g", 2), make(3, b"g", b"p", 2), make(1, b"p", b"", 2)])
-    assert [cache.locate(key).id for key in (b"a", b"g", b"o", b"p", b"z")] == [2, 3, 3, 1, 1]
-
-
-def test_a_merge_replaces_what_it_swallowed() -> None:
-    """One wide region pushes out all that it overlaps, and nothing else."""
-    cache = RegionCache(no_fetch)
-    cache.update([make(1, b"a", b"c"), make(2, b"c", b"e"), make(3, b"e", b"g"), make(4, b"g", b"i")])
-    cache.update([make(3, b"b", b"g", 9)])
-    assert [cache.locate(key).id for key in (b"b", b"d", b"f", b"g")] == [3, 3, 3, 4]
-    with pytest.raises(ClusterUnreachable):
-        cache.locate(b"a")
-
-
 def test_random_updates_agree_with_a_list() -> None:
     """After any sequence of updates and removals, each key is found where a linear search finds it."""
     chance = random.Random(3)

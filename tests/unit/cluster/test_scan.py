@@ -16,7 +16,6 @@ from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import RegionErrorSeen
 from tikv_br.cluster.scan import PAGE_BYTES, PageSizer, measure_with_protobuf
-from tikv_br.errors import ApiVersionMismatch
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 
@@ -79,14 +78,6 @@ def test_a_scan_finds_each_row_once(fake: FakeCluster, page_rows: int, start: by
         expected = {key: value for key, value in expected.items() if key < b"k0130"}
         end = min(end or b"k0130", b"k0130")
     assert scanned(client(fake), start, end, page_rows) == expected
-
-
-def test_a_full_page_at_a_region_end_goes_on(fake: FakeCluster) -> None:
-    """A page that is exactly full when its region ends is followed by the next region, nothing skipped."""
-    rows = {b"%02d" % at: b"" for at in range(20)}
-    split(fake, b"05", b"10", b"15")
-    serve(fake, rows)
-    assert scanned(client(fake), b"", b"", 5) == rows
 
 
 def test_region_errors_in_the_middle_are_survived(fake: FakeCluster) -> None:
@@ -165,15 +156,6 @@ def test_page_sizes_grow_step_by_step() -> None:
     assert sizer.rows == 4
     sizer.record_page(1, 1 << 30)
     assert sizer.rows == 1
-
-
-def test_an_error_in_a_pair_is_told(fake: FakeCluster) -> None:
-    """RawScan has no error field: what its first pair says is the answer."""
-    text = "Error(ApiVersionNotMatched { cmd: raw_scan, storage_api_version: V2, req_api_version: V1 })"
-    pair = kvrpcpb_pb2.KvPair(error=kvrpcpb_pb2.KeyError(abort=text))
-    fake.kv("RawScan", kvrpcpb_pb2.RawScanResponse(kvs=[pair]))
-    with pytest.raises(ApiVersionMismatch, match="storage_api_version: V2"):
-        list(client(fake).scan_pages(b"", b""))
 
 
 def test_protobuf_reads_what_the_kernel_does_not() -> None:

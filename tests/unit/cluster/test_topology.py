@@ -152,15 +152,6 @@ def test_a_store_that_comes_back_is_waited_for() -> None:
         assert read_config([store(server)], TlsFiles(), 60.0, 60.0).api_version is ApiVersion.V2
 
 
-def test_https_with_our_authority_works(tmp_path: Path) -> None:
-    """With TLS the status port speaks HTTPS under the same authority."""
-    authority = Authority(tmp_path, "authority")
-    with ScriptedHttp(authority.issue("server")) as server:
-        serve(server, CONFIGS[ApiVersion.V2])
-        tls = TlsFiles(ca=str(authority.ca))
-        assert read_config([store(server)], tls, 60.0).api_version is ApiVersion.V2
-
-
 def test_https_with_another_authority_is_a_tls_error(tmp_path: Path) -> None:
     """A status port that our authority did not sign is not believed."""
     with ScriptedHttp(Authority(tmp_path, "theirs").issue("server")) as server:

@@ -72,11 +72,6 @@ def test_parts_add_up(rows: Pairs) -> None:
     assert at_once(other) + at_once(one) == whole
 
 
-def test_no_rows_have_the_empty_checksum() -> None:
-    """Nothing sums to zeros, also with a prefix."""
-    assert at_once([], b"r\0\0\0") == Checksum(0, 0, 0)
-
-
 def test_rows_of_a_mebibyte() -> None:
     """Large values beside small ones, as in a backup, equal the CRCs row by row."""
     rows = [

@@ -211,13 +211,6 @@ def test_other_versions(tmp_path: Path, version: int) -> None:
         list(SstReader(MemorySource(bytes(data))).batches())
 
 
-def test_newest_format_of_rocksdict(tmp_path: Path) -> None:
-    """Format version 7, which stores refuse, is refused here too, before anything is read with it."""
-    data = write_by_rocksdb(tmp_path / "table.sst", [(b"za", b"")], table_options(format_version=7))
-    with pytest.raises(UnsupportedFormat, match="format version 7"):
-        list(SstReader(MemorySource(data)).batches())
-
-
 @pytest.mark.parametrize("version", [2, 4, 5, 6])
 @pytest.mark.parametrize("checksum", [name for name in CHECKSUMS if name != "no_checksum"])
 def test_every_flipped_byte_is_found(tmp_path: Path, version: int, checksum: str) -> None:

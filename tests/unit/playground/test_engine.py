@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from rocksdict import Options, Rdict, SstFileWriter
+from rocksdict import Options, Rdict
 
 from tikv_br.playground.engine import RocksEngine
 
@@ -63,18 +63,6 @@ def test_delete_range(engine: RocksEngine) -> None:
     engine.delete_range(b"z0500", b"")
     assert len(list(engine.iterate(b"", b""))) == 100
     assert engine.get_meta("kept") == b"1"
-
-
-def test_ingest_hides_older_rows(engine: RocksEngine, tmp_path: Path) -> None:
-    """An SST that another writer made is ingested over existing rows; the file stays where it was."""
-    writer = SstFileWriter(Options(raw_mode=True))
-    writer.open(str(tmp_path / "some.sst"))
-    writer[b"za"] = b"new"
-    writer.finish()
-    engine.write([(b"za", b"old"), (b"zb", b"kept")])
-    engine.ingest([tmp_path / "some.sst"])
-    assert list(engine.iterate(b"", b"")) == [(b"za", b"new"), (b"zb", b"kept")]
-    assert (tmp_path / "some.sst").exists()
 
 
 def test_own_records(engine: RocksEngine) -> None:

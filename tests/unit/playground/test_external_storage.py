@@ -65,32 +65,6 @@ def test_an_unreachable_bucket_is_a_fault_of_one_line() -> None:
     assert "TOPSECRET" not in fault.value.debug
 
 
-@pytest.mark.parametrize(
-    ("method", "key", "expected"),
-    [
-        # NIST SP 800-38A, F.5.1, F.5.3 and F.5.5: first block of CTR-AES128, -192 and -256.
-        (encryptionpb_pb2.AES128_CTR, "2b7e151628aed2a6abf7158809cf4f3c", "874d6191b620e3261bef6864990db6ce"),
-        (
-            encryptionpb_pb2.AES192_CTR,
-            "8e73b0f7da0e6452c810f32b809079e562f8ead2522c6b7b",
-            "1abc932417521ca24f2b0459fe7e6e0b",
-        ),
-        (
-            encryptionpb_pb2.AES256_CTR,
-            "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4",
-            "601ec313775789a5b7a7f504bbf3d228",
-        ),
-    ],
-)
-def test_aes_in_counter_mode(method: encryptionpb_pb2.EncryptionMethod.ValueType, key: str, expected: str) -> None:
-    """The standard's own vectors, both ways."""
-    plain = bytes.fromhex("6bc1bee22e409f96e93d7e117393172a")
-    iv = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
-    info = brpb_pb2.CipherInfo(cipher_type=method, cipher_key=bytes.fromhex(key))
-    assert crypt(info, iv, plain).hex() == expected
-    assert crypt(info, iv, bytes.fromhex(expected)) == plain
-
-
 def test_ciphers_that_are_none() -> None:
     """Plain stays plain; unknown methods and keys of the wrong length are refused."""
     assert crypt(brpb_pb2.CipherInfo(), b"", b"plain") == b"plain"

@@ -19,23 +19,6 @@ class Clock:
         return self.now
 
 
-def test_the_lowest_claim_is_told(engine: RocksEngine) -> None:
-    """Each claim is answered with the lowest claim and its owner: gc_worker at 0 until it passes another."""
-    gc = GcState(engine)
-    assert gc.update_service("br", 300, 100)[0] == GC_WORKER
-    assert gc.update_service(GC_WORKER, FOREVER, 500) == ("br", gc.services()["br"])
-    assert gc.update_service("br", 0, 0) == (GC_WORKER, ServiceSafePoint(500, FOREVER))
-
-
-def test_a_claim_behind_is_not_taken(engine: RocksEngine) -> None:
-    """A claim below the lowest is only visible in the answer, which is larger; it is not kept."""
-    gc = GcState(engine)
-    gc.update_service(GC_WORKER, FOREVER, 500)
-    _, lowest = gc.update_service("late", 300, 400)
-    assert lowest.ts == 500
-    assert "late" not in gc.services()
-
-
 def test_claims_expire(engine: RocksEngine) -> None:
     """A claim that is not renewed is gone after its TTL, and GC may pass."""
     clock = Clock()

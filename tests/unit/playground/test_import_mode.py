@@ -15,11 +15,3 @@ def test_import_mode_ends_by_itself() -> None:
     now += 1
     seen.append(mode.importing)
     assert seen == [False, True, True, False]
-
-
-def test_import_mode_is_left() -> None:
-    """By a switch to normal."""
-    mode = StoreImportMode()
-    mode.switch(importing=True)
-    mode.switch(importing=False)
-    assert not mode.importing

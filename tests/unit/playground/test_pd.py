@@ -63,16 +63,6 @@ def test_schedule_by_http(http: PdHttpApi) -> None:
     assert ask(http, "POST", "/pd/api/v1/config/schedule", {"no-such-item": 0})[0] == 400
 
 
-def test_schedulers_pause_and_resume(http: PdHttpApi) -> None:
-    """A delay in seconds pauses a scheduler, 0 resumes it."""
-    path = "/pd/api/v1/schedulers/balance-leader-scheduler"
-    assert ask(http, "POST", path, {"delay": 60})[0] == 200
-    assert ask(http, "GET", "/pd/api/v1/schedulers?status=paused")[1] == ["balance-leader-scheduler"]
-    ask(http, "POST", path, {"delay": 0})
-    assert ask(http, "GET", "/pd/api/v1/schedulers?status=paused")[1] == []
-    assert ask(http, "POST", "/pd/api/v1/schedulers/nobody", {"delay": 1})[0] == 400
-
-
 def test_regions_by_key(http: PdHttpApi, playground: Playground) -> None:
     """Keys in a query are percent-encoded bytes; limit counts regions; stats are of the range."""
     bounds = [region.start.hex().upper() for region in playground.regions.all()]
@@ -80,15 +70,6 @@ def test_regions_by_key(http: PdHttpApi, playground: Playground) -> None:
     assert [region["start_key"] for region in found["regions"]] == ["80"]
     assert ask(http, "GET", "/pd/api/v1/stats/region?start_key=%40&end_key=%C0")[1]["count"] == 2
     assert [region["start_key"] for region in ask(http, "GET", "/pd/api/v1/regions")[1]["regions"]] == bounds
-
-
-def test_service_safe_points_by_http(http: PdHttpApi, playground: Playground) -> None:
-    """They are listed, and one can be removed by hand."""
-    playground.state.gc.update_service("br", 300, 5)
-    names = [each["service_id"] for each in ask(http, "GET", "/pd/api/v1/gc/safepoint")[1]["service_gc_safe_points"]]
-    assert names == ["br", "gc_worker"]
-    ask(http, "DELETE", "/pd/api/v1/gc/safepoint/br")
-    assert "br" not in playground.state.gc.services()
 
 
 def test_keyspaces(http: PdHttpApi, engine: RocksEngine) -> None:

@@ -60,13 +60,6 @@ def test_split_is_right_derived(engine: RocksEngine) -> None:
     assert {piece.leader_store for piece in pieces} == {1}
 
 
-def test_split_keys_at_or_outside_bounds_are_dropped(engine: RocksEngine) -> None:
-    """Keys that would leave an empty region split nothing, and the epoch stays."""
-    table = table_of(engine)
-    _, right = table.split(2, [b"m"])
-    assert table.split(right.id, [b"m", b"a"]) == [right]
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(keys=st.lists(KEYS, max_size=20), probes=st.lists(st.binary(max_size=4), max_size=10))
 def test_regions_cover_all_keys_once(engine: RocksEngine, keys: list[bytes], probes: list[bytes]) -> None:

@@ -109,18 +109,6 @@ def test_causal_timestamps_are_no_older_where_renewals_are_late(engine: RocksEng
     assert 3000 - 1000 * interval <= behind <= 3000
 
 
-def test_a_flush_ends_the_lag(engine: RocksEngine) -> None:
-    """After a flush every timestamp is above those that PD had given out before it."""
-    clock = Clock()
-    tso = Tso(engine, clock)
-    causal = CausalTimestamps(tso)
-    run_ahead(causal, clock, 5)
-    given = tso.next()
-    assert causal.next_ts() < given
-    causal.flush()
-    assert causal.next_ts() > given
-
-
 def test_causal_timestamps_ascend_and_are_the_stores_own(engine: RocksEngine) -> None:
     """Two stores' timestamps never meet, each store's ascend, also when a cache runs dry."""
     tso = Tso(engine)

@@ -30,15 +30,6 @@ def test_openssl_reads_what_was_encrypted_in_pieces(method: str, iv: bytes) -> N
     assert b"".join(pieces) == crypt(method, iv, DATA)
 
 
-def test_nists_example() -> None:
-    """SP 800-38A, F.5.5: CTR-AES256.Encrypt, first and last block."""
-    stream = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
-    plain = bytes.fromhex("6bc1bee22e409f96e93d7e117393172a")
-    last = bytes.fromhex("f69f2445df4f9b17ad2b417be66c3710")
-    assert crypter("aes256-ctr").stream(stream)(plain).hex() == "601ec313775789a5b7a7f504bbf3d228"
-    assert crypter("aes256-ctr").stream(stream, 48)(last).hex() == "dfc9c58db67aada613c2dd08457941a6"
-
-
 @given(st.integers(0, len(DATA)), st.integers(0, 300), st.sampled_from([bytes(16), LAST_COUNTERS]))
 def test_any_range_decrypts_by_itself(offset: int, length: int, iv: bytes) -> None:
     """A range of the ciphertext and its offset are enough."""
