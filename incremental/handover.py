@@ -9,12 +9,15 @@ The sync's own safe point is registered first, then renewed, so that the start i
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import EtcdConfig
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper, choose_backup_ts
 from tikv_br.cluster.safepoint import service_id as backup_service_id
@@ -34,12 +37,16 @@ GC_TTL = 24 * 3600
 MIN_TTL = 60
 RENEW_SECONDS = 60.0
 """Interval at which the safe point in PD is advanced to the checkpoint."""
+RENEWAL_SEEN_SECONDS = RENEW_SECONDS + 15
+"""Time within which a safe point of a sync that runs is seen to be renewed."""
 PROBE_SECONDS = 2.0
 """Interval of checks of PD's availability."""
 CACHE_SECONDS = 5.0
 """Stores use cached timestamps, up to 3 s old by default: a start-ts must be at least this much further back."""
 CACHE_MARGIN = 2.0
 """Added to the age that the settings of stores allow: renewals may be late."""
+CHANGEFEED_STATE = "a changefeed of captures"
+"""What stands for the place of state of a changefeed."""
 SHORT_WINDOW = 2 * CACHE_SECONDS
 """Scan window at the start of a log, in seconds, that is not worth a warning."""
 BACKUP_SERVICES = (backup_service_id(""), "br-")
@@ -152,6 +159,46 @@ def warn_of_scan_window(log_id: str, start_ts: int, now_ts: int) -> None:
 def service_id(changefeed_id: str) -> str:
     """The name of a sync's safe point in PD."""
     return f"tikv-br-sync-{changefeed_id}"
+
+
+def state_name(state: EtcdConfig | StorageLocation) -> str:
+    """Name of a place of state that differs for each place: directories have their machine in it."""
+    if isinstance(state, EtcdConfig):
+        return f"etcd://{','.join(sorted(state.endpoints))}"
+    return state.redacted() + (f" on {socket.gethostname()}" if state.scheme == "local" else "")
+
+
+def check_runs_alone(cluster: Cluster, changefeed_id: str, state: str, stop: threading.Event) -> bool:
+    """Raise `UsageError` if a sync with this name and another `state` runs: the two would share one safe point.
+
+    If that one was killed, this takes `RENEWAL_SEEN_SECONDS`; False = `stop` was set meanwhile. Of two processes with the same
+    state the newer one takes over.
+    """
+    name = service_id(changefeed_id)
+    other, first = cluster.ingests.state_of_follower(name), expiry(cluster, name)
+    if other in {"", state} or not first:
+        return True
+    log.warning(
+        "a sync %s has its state at %s: waiting up to %.0f s to see whether it runs",
+        changefeed_id,
+        other,
+        RENEWAL_SEEN_SECONDS,
+    )
+    for _second in range(round(RENEWAL_SEEN_SECONDS)):
+        if stop.wait(1):
+            return False
+        if expiry(cluster, name) not in {0, first}:
+            raise UsageError(
+                f"a sync {changefeed_id} with its state at {other} is running: two cannot share the safe point {name}",
+                hint="Pass another --id, or stop the other sync first.",
+            )
+    return True
+
+
+def expiry(cluster: Cluster, service: str) -> int:
+    """When a safe point expires, in seconds since the epoch; 0 = it does not exist. Raises `ClusterError`."""
+    found = (each.expires for each in gc_status(cluster.pd_http).services if each.service == service)
+    return next((each for each in found if each > cluster.clock.now()), 0)
 
 
 def protect(pd: SafePointApi, changefeed_id: str, ts: int, gc_ttl: int = GC_TTL) -> SafePointKeeper:

@@ -17,10 +17,10 @@ from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, EtcdConfig
 from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.pd_http import gc_status
-from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper
+from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.errors import (
     ClusterError,
+    EtcdError,
     LeaseLost,
     RetryBudgetExhausted,
     SafePointError,
@@ -39,11 +39,14 @@ from tikv_br.incremental.handover import (
     FromBackup,
     Start,
     check_has_feed,
+    check_runs_alone,
+    expiry,
     leave,
     protect,
     resolve,
     service_id,
     source_codec,
+    state_name,
     warn_of_scan_window,
 )
 from tikv_br.incremental.pipeline import ChangeSource, PipelineOptions, Replicator, SyncStatus, pipeline
@@ -131,11 +134,14 @@ def sync(
         subject = f"cluster {cluster.cluster_id} {span} to {sink.place}"
         options = _continued(options, cluster.cluster_id, subject)
         checkpoints = _FencedCheckpoints(stack.enter_context(_checkpoints(options, cluster.cluster_id)), options.fence)
+        state = state_name(options.state)
+        if not check_runs_alone(cluster, options.changefeed_id, state, stop):
+            return None
         start_ts = _start_ts(options, cluster, span, checkpoints, subject)
         if isinstance(sink, TikvSink) and checkpoints.load() is None:
             _warn_if_not_restored(options, sink)
-        keeper = stack.enter_context(_protected(cluster.pd, options, start_ts))
-        cluster.ingests.register_follower(keeper.service_id)
+        keeper = stack.enter_context(_protected(cluster, options, start_ts))
+        cluster.ingests.register_follower(keeper.service_id, state)
         start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
         replicator = stack.enter_context(
             pipeline(
@@ -265,9 +271,7 @@ def _warn_if_id_in_use(cluster: Cluster, changefeed_id: str) -> None:
     """Warn if PD already has a safe point with this name: two syncs that share one do not protect the slower of them."""
     name = service_id(changefeed_id)
     with suppress(ClusterError):  # only a warning
-        if any(
-            each.service == name and each.expires > cluster.clock.now() for each in gc_status(cluster.pd_http).services
-        ):
+        if expiry(cluster, name):
             log.warning(
                 "PD already has a safe point %s, of an earlier sync with this --id or of one that is still running. If two "
                 "syncs share it, GC may pass the slower one. Pass a different --id for each sync of a cluster",
@@ -304,10 +308,10 @@ def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Che
 
 
 @contextmanager
-def _protected(pd: SafePointApi, options: SyncOptions, ts: int) -> Iterator[SafePointKeeper]:
+def _protected(cluster: Cluster, options: SyncOptions, ts: int) -> Iterator[SafePointKeeper]:
     """Protect from GC while the sync runs, and for its TTL after that unless another process has taken over."""
     options.fence()
-    keeper = protect(pd, options.changefeed_id, ts, options.gc_ttl)
+    keeper = protect(cluster.pd, options.changefeed_id, ts, options.gc_ttl)
     try:
         yield keeper
         options.fence()
@@ -316,16 +320,18 @@ def _protected(pd: SafePointApi, options: SyncOptions, ts: int) -> Iterator[Safe
         raise
     except BaseException:
         with suppress(SafePointError):  # the error that led here is the one to raise
-            _leave(keeper, options.gc_ttl)
+            _leave(cluster, keeper, options.gc_ttl)
         raise
-    _leave(keeper, options.gc_ttl)
+    _leave(cluster, keeper, options.gc_ttl)
 
 
-def _leave(keeper: SafePointKeeper, gc_ttl: int) -> None:
+def _leave(cluster: Cluster, keeper: SafePointKeeper, gc_ttl: int) -> None:
     """Keep the safe point for the next start. Raises `SafePointError` if it is lost; if PD is down, its last TTL applies."""
     try:
         with clean_up(time.monotonic()):
             leave(keeper, gc_ttl)
+            with suppress(EtcdError):  # then a sync with other state waits before it starts
+                cluster.ingests.register_follower(keeper.service_id)
     except SafePointError:
         raise
     except ClusterError as error:

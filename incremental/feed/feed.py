@@ -283,6 +283,7 @@ class Feed:
         self._ingests_due = 0.0  # when to read them next, whether or not a span advances
         self._held: dict[str, Ingest] = {}  # unfinished ones, by id
         self._passed: set[str] = set()  # ids of finished ones that have been dealt with
+        self._ingested_ts = 0  # when the last of these ended
         self._unread = ""  # why they cannot be read
         self._closed = False
         self._lock = threading.Lock()  # so that `close` sees all streams, and none is opened after it
@@ -453,7 +454,8 @@ class Feed:
         if self._held or self._unread:
             return
         self._advanced = False
-        if resolved > self._resolved_ts:
+        # Not into an ingest: started from there, a feed could not tell that its rows were delivered.
+        if resolved > self._resolved_ts and resolved >= self._ingested_ts:
             self._resolved_ts = resolved
             self._events.append(Resolved(resolved))
 
@@ -486,6 +488,7 @@ class Feed:
                 continue
             self._held.pop(each.id, None)
             self._passed.add(each.id)
+            self._ingested_ts = max(self._ingested_ts, each.finished_ts)
             spans = [intersection(span, self._span) for span in each.ranges]
             for span in (span for span in spans if not span.is_empty):
                 if not each.can_be_followed(self._resolved_ts):

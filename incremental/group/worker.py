@@ -29,7 +29,7 @@ from tikv_br.incremental.group.model import (
     load,
     load_progress,
 )
-from tikv_br.incremental.handover import service_id
+from tikv_br.incremental.handover import CHANGEFEED_STATE, service_id
 from tikv_br.incremental.pipeline import (
     ChangeSource,
     PipelineOptions,
@@ -284,7 +284,7 @@ class Worker:
         check_shared(target)
         with open_sink(target, self._origin(), self._sink_options()) as sink:
             changefeed.check_place(sink.place)
-            membership.source.ingests.register_follower(service_id(changefeed.id))
+            membership.source.ingests.register_follower(service_id(changefeed.id), CHANGEFEED_STATE)
             with pipeline(
                 source,
                 start,

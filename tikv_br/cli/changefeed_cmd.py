@@ -173,12 +173,13 @@ def create(flags: CreateFlags) -> None:
     with flags.group() as group:
         from tikv_br.incremental.feed.feed import hold_back_for
         from tikv_br.incremental.group.changefeeds import resolved
-        from tikv_br.incremental.handover import service_id
+        from tikv_br.incremental.handover import CHANGEFEED_STATE, check_runs_alone, service_id
 
         wanted = replace(wanted, hold_back_ms=round(1000 * hold_back_for(group.cluster, flags.feed.hold_back)))
         info = resolved(wanted, group.cluster, flags.keyspace, start, flags.sink.options(flags.cluster))
+        check_runs_alone(group.cluster, info.id, CHANGEFEED_STATE, threading.Event())
         group.changefeeds.create(info, former_id="" if flags.name else LOG_ID)
-        group.cluster.ingests.register_follower(service_id(info.id))
+        group.cluster.ingests.register_follower(service_id(info.id), CHANGEFEED_STATE)
         _show(flags.out, group.store.snapshot(), info.id)
 
 

@@ -5,7 +5,8 @@ Keys, after ``/tikv-br/CLUSTER-ID/``::
     ingest/ID          Ingest     written before the first file and after the last one
     ingest-revision    an id      written with each change of an announcement: one read shows whether there is news
     ingest-alive/ID    empty      with the lease of the command that ingests
-    follower/SERVICE   version    a follower that reads announcements, by the name of its safe point in PD
+    follower/SERVICE   version    a follower that reads announcements, by the name of its safe point in PD;
+                                  while it runs also, after a space, where its state is
 
 **New timestamps.** The new timestamp is fetched from PD after the announcement is in etcd. A follower that holds a resolved-ts
 above it reads announcements, linearizably, before it passes that resolved-ts on, and so sees this one. See
@@ -135,9 +136,17 @@ class Ingests:
         """A lease, to be entered, that shows that the command is alive."""
         return _Alive(self._etcd, f"{self._alive}{ingest.id}")
 
-    def register_follower(self, service: str) -> None:
-        """Note that the follower with this safe point reads announcements. Register its safe point before."""
-        self._etcd.put(self._followers + service, __version__.encode())
+    def register_follower(self, service: str, state: str = "") -> None:
+        """Note that the follower with this safe point reads announcements, and that it runs with its state there.
+
+        Register its safe point before. Call it again without ``state`` when the follower has ended.
+        """
+        self._etcd.put(self._followers + service, f"{__version__} {state}".rstrip().encode())
+
+    def state_of_follower(self, service: str) -> str:
+        """Where the follower had its state that has not ended, unless by a kill; empty if unknown."""
+        item = self._etcd.get(self._followers + service)
+        return "" if item is None else item.value.decode(errors="replace").partition(" ")[2]
 
     def followers(self) -> set[str]:
         """The names of the safe points of followers that read announcements."""

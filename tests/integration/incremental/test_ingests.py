@@ -26,6 +26,7 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.ingest_announcer import Announcer
 from tikv_br.cluster.ingests import Ingest
 from tikv_br.cluster.store import StoreClient
+from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.errors import ClusterFollowed, ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
@@ -112,6 +113,22 @@ def test_ingested_rows_with_new_timestamps_are_delivered_in_order(source: LiveCl
         progress.until(ended)
         assert {key: progress.state.get(key) for key in ROWS} == ROWS
     assert {key: value for key, value in contents(source).items() if key in ROWS} == ROWS
+
+
+def test_no_resolved_ts_is_within_an_ingest(source: LiveCluster) -> None:
+    """A follower that starts between its lowest timestamp and its end would take rows that it has for missed ones."""
+    cluster = source.cluster
+    now = cluster.pd.tso()
+    cluster.ingests.save(Ingest("within", "restore raw", (KeyRange(b"", b""),), now))
+    with feeding(source) as feed:
+        progress = FeedState(feed)
+        progress.wait(lambda: "within" in feed.status.waits_for)
+        lowest = cluster.pd.tso()
+        ended = compose(physical_ms(lowest) + 3000)  # resolved-ts takes three seconds to get there
+        cluster.ingests.save(Ingest("within", "restore raw", (KeyRange(b"", b""),), now, lowest, ended))
+        progress.wait(lambda: progress.resolved >= lowest)
+        assert progress.resolved >= ended
+        assert not progress.missed
 
 
 def test_an_ingest_is_announced_before_its_first_file_and_after_its_last(

@@ -24,6 +24,7 @@ from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental import handover
 from tikv_br.incremental.handover import FromBackup, FromNow, service_id
 from tikv_br.incremental.sinks.url import BlackholeTarget, TikvTarget
 from tikv_br.incremental.sync import SyncOptions, sync
@@ -367,16 +368,81 @@ def test_a_name_that_another_sync_has_is_warned_of(
     stopped.set()
     said = []
     for state in ("a", "a", "b"):
-        asked = SyncOptions(
-            changefeed_id="namesake",
-            source=source.config,
-            target=BlackholeTarget(),
-            state=parse(f"local://{tmp_path}/{state}"),
-            scratch=tmp_path,
-            start=FromNow(),
-        )
+        asked = namesake(source, tmp_path / state)
         caplog.clear()
         sync(asked, stopped, lambda _: None)
         said.append([each for each in caplog.messages if "already has a safe point tikv-br-sync-namesake" in each])
     assert [len(each) for each in said] == [0, 0, 1]
     source.cluster.pd.update_service_safe_point(service_id("namesake"), 0, 0)
+
+
+def test_two_syncs_of_one_name_do_not_run_at_once(
+    clusters: Clusters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With another state the second is refused while the first one runs; after its end it starts at once."""
+    monkeypatch.setattr(handover, "RENEW_SECONDS", 1.0)
+    source, stopped = clusters(V2), threading.Event()
+    stopped.set()
+    stop = threading.Event()
+    unrefused = threading.Timer(PATIENCE, stop.set)
+    unrefused.start()
+    with running(namesake(source, tmp_path / "a")) as first:
+        refused = pytest.raises(
+            UsageError, match=f"a sync namesake with its state at local://{tmp_path}/a on .* is running"
+        )
+        with refused:
+            sync(namesake(source, tmp_path / "b"), stop, lambda _: None)
+        with refused:
+            handover.check_runs_alone(source.cluster, "namesake", handover.CHANGEFEED_STATE, stop)
+        assert first.is_alive()
+    unrefused.cancel()
+    caplog.clear()
+    sync(namesake(source, tmp_path / "b"), stopped, lambda _: None)
+    assert not [each for each in caplog.messages if "to see whether it runs" in each]
+
+
+def test_a_killed_sync_does_not_keep_its_name(
+    clusters: Clusters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same command goes on at once; one with another state waits until the safe point was not renewed for long enough."""
+    monkeypatch.setattr(handover, "RENEWAL_SEEN_SECONDS", 3.0)
+    source, stopped = clusters(V2), threading.Event()
+    stopped.set()
+    asked = namesake(source, tmp_path / "a")
+    sync(asked, stopped, lambda _: None)
+    source.cluster.ingests.register_follower(service_id("namesake"), handover.state_name(asked.state))  # as if killed
+    waited = []
+    for each in (asked, namesake(source, tmp_path / "b")):
+        caplog.clear()
+        with running(each):
+            pass
+        waited.append(len([each for each in caplog.messages if "to see whether it runs" in each]))
+        source.cluster.ingests.register_follower(service_id("namesake"), handover.state_name(asked.state))
+    assert waited == [0, 1]
+    source.cluster.pd.update_service_safe_point(service_id("namesake"), 0, 0)
+
+
+def namesake(source: LiveCluster, state: Path) -> SyncOptions:
+    """A sync into nothing, from now."""
+    return SyncOptions(
+        changefeed_id="namesake",
+        source=source.config,
+        target=BlackholeTarget(),
+        state=parse(f"local://{state}"),
+        scratch=state.parent,
+        start=FromNow(),
+    )
+
+
+@contextlib.contextmanager
+def running(asked: SyncOptions) -> Iterator[threading.Thread]:
+    """A sync in a thread, which has begun; it is stopped at the end."""
+    begun, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(target=sync, args=(asked, stop, lambda _: begun.set()))
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE)
+        yield thread
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
