@@ -359,8 +359,9 @@ def test_a_log_records_the_gap_that_an_ingest_leaves(source: LiveCluster, tmp_pa
         between = source.cluster.pd.tso()
 
         def reached(ts: int) -> bool:
-            found = tikv_br("log", "status", "--storage", archive, "--output", "json").lines[0]
-            return bool(found["checkpoint_ts"] >= ts)
+            shown = tikv_br("log", "status", "--storage", archive, "--output", "json")
+            assert shown.lines, shown
+            return bool(shown.lines[0]["checkpoint_ts"] >= ts)
 
         eventually(lambda: reached(between))
         undo(source, place, Restamp.NEVER)
