@@ -1,18 +1,16 @@
-"""The error tree: as drawn, with codes of their own, and able to travel."""
+"""The error tree: with codes of their own, and able to travel."""
 
 from __future__ import annotations
 
 import ast
 import json
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import tikv_br.errors
 from tikv_br.cluster.channel import FailedUnknown
 from tikv_br.errors import TikvBrError
 from tikv_br.redaction import redact
@@ -27,31 +25,6 @@ def subclasses(base: type[TikvBrError]) -> list[type[TikvBrError]]:
 
 
 ALL = subclasses(TikvBrError)
-
-
-def drawn_tree() -> dict[str, tuple[str | None, int | None]]:
-    """Read name -> (parent, exit code) off the module's docstring."""
-    found: dict[str, tuple[str | None, int | None]] = {}
-    path: list[str] = []
-    for line in (tikv_br.errors.__doc__ or "").splitlines():
-        match = re.fullmatch(r"    ((?:  )*)([A-Z]\w+)(?: +(\d+)   \S.*)?", line)
-        if match:
-            depth = len(match[1]) // 2
-            path[depth:] = [match[2]]
-            found[match[2]] = (path[depth - 1] if depth else None, int(match[3]) if match[3] else None)
-    return found
-
-
-def test_drawing_at_the_top_is_the_tree() -> None:
-    """Names, inheritance and exit codes of the docstring are those of the classes, none missing on either side."""
-    actual = {
-        error.__name__: (
-            None if error is TikvBrError else error.__bases__[0].__name__,
-            vars(error).get("exit_code"),
-        )
-        for error in ALL
-    }
-    assert drawn_tree() == actual
 
 
 def test_a_failure_goes_by_a_name_that_is_documented() -> None:

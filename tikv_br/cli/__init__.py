@@ -9,7 +9,7 @@ To add a command, write in a module here::
         age: float = flag("1h", "Maximum age of the newest backup.", kind=TIME)
 
 
-    @command(app, "log status", example="tikv-br log status --age 2h")
+    @command("log status", example="--age 2h")
     def status(flags: StatusFlags) -> None: ...
 
 and add the module to `main.Commands.table` if the first word is new. ``flags.fill(Options)`` copies flags to options of the same name.

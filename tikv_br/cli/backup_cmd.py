@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.command import DefaultCommandGroup, command, flag
+from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import show_ts
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tikv_br.dataflow.run import BackupReport, BackupSummary
     from tikv_br.progress_events import Reporter
 
-app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
 PLAN_ROWS = 20
 """Intervals of a plan that people are shown; JSON has them all."""
 
@@ -115,7 +114,6 @@ class RawBackupFlags(shared.BackupFlags):
     )
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
-    storage_flags: shared.StorageFlags
     tasks: shared.TaskFlags
     lock_wait: float = shared.LOCK_WAIT()
     no_resume: bool = NO_RESUME()
@@ -128,19 +126,7 @@ class RawBackupFlags(shared.BackupFlags):
     report: str = shared.REPORT()
 
 
-@app.callback()
-def group() -> None:
-    """Back up a cluster.
-
-    `tikv-br backup` with flags is short for `tikv-br backup raw`.
-    """
-
-
-@command(
-    app,
-    "backup raw",
-    example="tikv-br backup raw --pd 10.0.0.1:2379 --storage s3://backups/monday --dst-api-version v2",
-)
+@command("backup raw", example="--pd 10.0.0.1:2379 --storage s3://backups/monday --dst-api-version v2")
 def backup_raw(flags: RawBackupFlags) -> None:
     """Back up a RawKV cluster. Optionally convert it to another API version."""
     with reporting("backup raw", flags.report) as draft:
@@ -204,18 +190,13 @@ class MergeFlags(shared.BackupFlags):
     file_format: Literal["sst", "parquet"] = flag("sst", "Format of the files: sst or parquet.")
     compression: Literal["zstd", "lz4", "snappy", "none"] = COMPRESSION()
     compression_level: int = COMPRESSION_LEVEL()
-    storage_flags: shared.StorageFlags
     tasks: shared.TaskFlags
     lock_wait: float = shared.LOCK_WAIT()
     no_resume: bool = NO_RESUME()
     dry_run: bool = shared.DRY_RUN()
 
 
-@command(
-    app,
-    "backup merge",
-    example="tikv-br backup merge s3://backups/monday --log s3://backups/log --storage s3://backups/tuesday",
-)
+@command("backup merge", example="s3://backups/monday --log s3://backups/log --storage s3://backups/tuesday")
 def merge_backups(flags: MergeFlags, context: typer.Context) -> None:
     """Make a full backup from a full backup, its incremental backups and a log archive, without access to the cluster (API V2)."""
     log, ts = flags.log.source(flags.storage_flags), shared.parse_ts_or_latest(flags.until, "--until")

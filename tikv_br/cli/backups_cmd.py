@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from tikv_br.backupset.prune import PrunePlan, RetentionDecision
 
 log = logging.getLogger(__name__)
-list_app = typer.Typer(rich_markup_mode=None)
-pin_app = typer.Typer(rich_markup_mode=None)
-delete_app = typer.Typer(rich_markup_mode=None)
-unpin_app = typer.Typer(rich_markup_mode=None)
-prune_app = typer.Typer(rich_markup_mode=None)
-abort_app = typer.Typer(rich_markup_mode=None)
-unlock_app = typer.Typer(rich_markup_mode=None)
 COLUMNS = ("id", "finished", "api", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
 DROP = ("engine", "bytes", "backup-ts", "api", "path", "kvs")
 PRUNE_COLUMNS = ("action", "id", "finished", "size", "path", "because")
@@ -39,7 +32,7 @@ class ListFlags(shared.IndexFlags):
     )
 
 
-@command(list_app, "list", example="tikv-br list s3://backups")
+@command("list", example="s3://backups")
 def list_backups(flags: ListFlags, context: typer.Context) -> None:
     """List the backups below a URL."""
     if flags.url and given(context, "storage"):
@@ -125,7 +118,7 @@ class IdFlags(shared.IndexFlags):
     )
 
 
-@command(pin_app, "pin", example="tikv-br pin --storage s3://backups 3fa2")
+@command("pin", example="--storage s3://backups 3fa2")
 def pin(flags: IdFlags) -> None:
     """Protect a backup from prune."""
     entry = flags.index.find(flags.backup_id).entry
@@ -133,7 +126,7 @@ def pin(flags: IdFlags) -> None:
     flags.out.result("pin", {"id": entry.id, "path": entry.path, "pinned": True}, f"{entry.id} is pinned")
 
 
-@command(unpin_app, "unpin", example="tikv-br unpin --storage s3://backups 3fa2")
+@command("unpin", example="--storage s3://backups 3fa2")
 def unpin(flags: IdFlags) -> None:
     """Allow prune to remove a pinned backup again."""
     entry = flags.index.find(flags.backup_id).entry
@@ -153,7 +146,7 @@ class DeleteFlags(shared.ChosenBackupFlags):
     dry_run: bool = shared.DRY_RUN()
 
 
-@command(delete_app, "delete", example="tikv-br delete --storage s3://backups 3fa2")
+@command("delete", example="--storage s3://backups 3fa2")
 def delete_backup(flags: DeleteFlags, context: typer.Context) -> None:
     """Delete one complete backup. Fails if it is pinned, or the base of an incremental one."""
     from tikv_br.backupset import prune
@@ -192,7 +185,7 @@ class PruneFlags(shared.IndexFlags):
     dry_run: bool = shared.DRY_RUN()
 
 
-@command(prune_app, "prune", example="tikv-br prune --storage s3://backups --keep-daily 7 --keep-weekly 4 --yes")
+@command("prune", example="--storage s3://backups --keep-daily 7 --keep-weekly 4 --yes")
 def prune(flags: PruneFlags) -> None:
     """Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately."""
     from tikv_br.backupset.prune import Policy, plan
@@ -292,7 +285,7 @@ class AbortFlags(shared.ChosenBackupFlags):
     )
 
 
-@command(abort_app, "abort", example="tikv-br abort s3://backups/monday")
+@command("abort", example="s3://backups/monday")
 def abort(flags: AbortFlags, context: typer.Context) -> None:
     """Remove an unfinished backup. Fails if the backup is complete."""
     from tikv_br.dataflow.run import abort_backup
@@ -315,7 +308,7 @@ class UnlockFlags(shared.ChosenBackupFlags):
     force: bool = flag(False, "Also remove the lock of a live run. That run then fails.", command_line=True)
 
 
-@command(unlock_app, "unlock", example="tikv-br unlock s3://backups/monday")
+@command("unlock", example="s3://backups/monday")
 def unlock(flags: UnlockFlags, context: typer.Context) -> None:
     """Remove the lock that a dead run left in a backup, and show its owner."""
     from tikv_br.backupset.lease import break_lease

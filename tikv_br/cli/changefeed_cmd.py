@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, show
@@ -40,9 +38,6 @@ if TYPE_CHECKING:
     from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedTask, GroupState, GroupStore, Progress
 
 log = logging.getLogger(__name__)
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-capture_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-processor_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 COLUMNS = ("id", "state", "checkpoint", "captures", "sub-spans", "sink", "error")
 CAPTURE_COLUMNS = ("id", "owner", "sub-spans", "started", "version", "status page")
 PROCESSOR_COLUMNS = (
@@ -102,11 +97,6 @@ class ChangefeedFlags(GroupFlags):
     changefeed_id: str = CHANGEFEED()
 
 
-@app.callback()
-def changefeed() -> None:
-    """Manage changefeeds: syncs that several capture processes run together."""
-
-
 class SharedSinkFlags(SinkFlags):
     """The sink of a changefeed, to which several captures write."""
 
@@ -136,11 +126,7 @@ class CreateFlags(GroupFlags):
     storage_flags: shared.StorageFlags
 
 
-@command(
-    app,
-    "changefeed create",
-    example="tikv-br changefeed create --pd 10.0.0.1:2379 --id east --sink tikv://10.0.1.1:2379 --start-ts now",
-)
+@command("changefeed create", example="--pd 10.0.0.1:2379 --id east --sink tikv://10.0.1.1:2379 --start-ts now")
 def create(flags: CreateFlags) -> None:
     """Create a changefeed; captures start it at once."""
     flags.etcd.etcd_config(flags.cluster)  # here and below: refuse wrong flags before heavy imports
@@ -183,7 +169,7 @@ def create(flags: CreateFlags) -> None:
         _show(flags.out, group.store.snapshot(), info.id)
 
 
-@command(app, "changefeed list", example="tikv-br changefeed list --pd 10.0.0.1:2379")
+@command("changefeed list", example="--pd 10.0.0.1:2379")
 def list_changefeeds(flags: GroupFlags) -> None:
     """List the changefeeds of a cluster."""
     with flags.group() as group:
@@ -195,7 +181,7 @@ def list_changefeeds(flags: GroupFlags) -> None:
     check_sound(state, *state.damaged)
 
 
-@command(app, "changefeed query", example="tikv-br changefeed query east --pd 10.0.0.1:2379")
+@command("changefeed query", example="east --pd 10.0.0.1:2379")
 def query(flags: ChangefeedFlags) -> None:
     """Show a changefeed and the status of its sub-spans. Exit code 76 if its sink lacks rows that no change feed delivers."""
     with flags.group() as group:
@@ -209,7 +195,7 @@ def query(flags: ChangefeedFlags) -> None:
         )
 
 
-@command(app, "changefeed pause", example="tikv-br changefeed pause east --pd 10.0.0.1:2379")
+@command("changefeed pause", example="east --pd 10.0.0.1:2379")
 def pause(flags: ChangefeedFlags) -> None:
     """Pause a changefeed. GC waits for it for at most its --gc-ttl; resume it before that."""
     with flags.group() as group:
@@ -217,7 +203,7 @@ def pause(flags: ChangefeedFlags) -> None:
         _show(flags.out, group.store.snapshot(), flags.changefeed_id)
 
 
-@command(app, "changefeed resume", example="tikv-br changefeed resume east --pd 10.0.0.1:2379")
+@command("changefeed resume", example="east --pd 10.0.0.1:2379")
 def resume(flags: ChangefeedFlags) -> None:
     """Resume a paused or failed changefeed from its checkpoint."""
     with flags.group() as group:
@@ -231,7 +217,6 @@ NEW_VALUE = "New value; see `changefeed create --help`."
 class UpdateFlags(ChangefeedFlags):
     """Flags of ``changefeed update``; None = unchanged."""
 
-    changefeed_id: str = CHANGEFEED()
     sink: str = flag("", "New address of the same target: another cluster or keyspace is refused.", metavar="URL")
     sink_tls: SinkTlsFlags
     sink_concurrency: int | None = flag(None, NEW_VALUE, limits=(1, shared.MAX_CONCURRENCY))
@@ -267,7 +252,7 @@ def check_applies(changes: Collection[str], sink: str) -> None:
         )
 
 
-@command(app, "changefeed update", example="tikv-br changefeed update east --pd 10.0.0.1:2379 --sink-concurrency 8")
+@command("changefeed update", example="east --pd 10.0.0.1:2379 --sink-concurrency 8")
 def update(flags: UpdateFlags) -> None:
     """Change the settings of a paused or failed changefeed."""
     changes = flags.changes()
@@ -300,11 +285,10 @@ def update(flags: UpdateFlags) -> None:
 
 
 class RemoveFlags(ChangefeedFlags):
-    changefeed_id: str = CHANGEFEED()
     wait: float = flag("2m", "Maximum time to wait for captures to stop.", kind=shared.TIME)
 
 
-@command(app, "changefeed remove", example="tikv-br changefeed remove east --pd 10.0.0.1:2379")
+@command("changefeed remove", example="east --pd 10.0.0.1:2379")
 def remove(flags: RemoveFlags) -> None:
     """Stop and delete a changefeed, its checkpoint and its safe point."""
     with flags.group() as group:
@@ -402,12 +386,7 @@ class CaptureFlags(GroupFlags):
     status: StatusFlags
 
 
-@capture_app.callback()
-def capture() -> None:
-    """Run and list captures, the processes that run changefeeds."""
-
-
-@command(capture_app, "capture start", example="tikv-br capture start --pd 10.0.0.1:2379 --status-addr 8391")
+@command("capture start", example="--pd 10.0.0.1:2379 --status-addr 8391")
 def start_capture(flags: CaptureFlags) -> None:
     """Run a capture until stopped; others then take over its work."""
     from tikv_br.incremental.group.model import MAX_LEASE_SECONDS
@@ -436,7 +415,7 @@ def start_capture(flags: CaptureFlags) -> None:
         raise received[0]
 
 
-@command(capture_app, "capture list", example="tikv-br capture list --pd 10.0.0.1:2379")
+@command("capture list", example="--pd 10.0.0.1:2379")
 def list_captures(flags: GroupFlags) -> None:
     """List the captures of a cluster."""
     with flags.group() as group:
@@ -461,12 +440,7 @@ def list_captures(flags: GroupFlags) -> None:
     flags.out.table(CAPTURE_COLUMNS, rows, drop=("version", "sub-spans"))
 
 
-@processor_app.callback()
-def processor() -> None:
-    """Show which capture runs which part of each changefeed."""
-
-
-@command(processor_app, "processor list", example="tikv-br processor list --pd 10.0.0.1:2379")
+@command("processor list", example="--pd 10.0.0.1:2379")
 def list_processors(flags: GroupFlags) -> None:
     """List sub-spans and the capture that runs each."""
     with flags.group() as group:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import typer
 
@@ -18,8 +19,10 @@ from tikv_br.redaction import redact
 if TYPE_CHECKING:
     from tikv_br.check.probe import CheckOptions, Result
 
-app = typer.Typer(rich_markup_mode=None)
 COLUMNS = ("probe", "status", "result", "what to do")
+
+
+NAGIOS = partial(flag, False, "Print one line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
 
 
 class ProbedSparkFlags(shared.SparkFlags):
@@ -39,16 +42,18 @@ class CheckFlags(shared.CommandFlags):
     send_credentials: bool = shared.SEND_CREDENTIALS()
     spark: ProbedSparkFlags
     timeout: str = flag("10s", "Maximum time per probe.", metavar="DURATION")
-    nagios: bool = flag(False, "Print one line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
+    nagios: bool = NAGIOS()
 
 
-@command(app, "check", example="tikv-br check --pd 10.0.0.1:2379 --storage s3://backups")
+@command("check", example="--pd 10.0.0.1:2379 --storage s3://backups")
 def check_all(flags: CheckFlags) -> None:
     """Run preflight checks on the cluster, the storage and this machine."""
-    with _unknown_in_one_line(flags.nagios):
+    with unknown_in_one_line(flags.nagios):
         options = _options(flags)
         if flags.nagios:
-            raise typer.Exit(_nagios(options))
+            from tikv_br.check.run import check
+
+            exit_as_plugin(check(options))
         _show(options, flags.out)
 
 
@@ -95,17 +100,16 @@ def _show(asked: CheckOptions, out: Output) -> None:
         raise ProbesFailed(f"{len(failed)} of {len(results)} probes failed: {', '.join(failed)}")
 
 
-def _nagios(asked: CheckOptions) -> int:
-    from tikv_br.check import run
-    from tikv_br.check.run import check
+def exit_as_plugin(results: Sequence[Result]) -> NoReturn:
+    """Print the line for Nagios, and exit with its code."""
+    from tikv_br.check.run import line, state
 
-    results = check(asked)
-    Output().lines(redact(run.line(results)) + "\n")
-    return run.state(results)
+    Output().lines(redact(line(results)) + "\n")
+    raise typer.Exit(state(results))
 
 
 @contextlib.contextmanager
-def _unknown_in_one_line(nagios: bool) -> Iterator[None]:
+def unknown_in_one_line(nagios: bool) -> Iterator[None]:
     """Report errors as the state UNKNOWN in one line, if `nagios`."""
     try:
         yield

@@ -35,6 +35,8 @@ _COMPLETION = ("install_completion", "show_completion")  # the root offers them;
 Built = TypeVar("Built", bound="Flags")
 Options = TypeVar("Options")
 Function = TypeVar("Function", bound=Callable[..., None])
+_apps: dict[str, typer.Typer] = {}
+"""The commands of the modules that are imported, by their first word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +166,19 @@ def _values(flags: Flags) -> Iterator[tuple[str, Any]]:
 
 
 def command(
-    app: typer.Typer,
     path: str,
-    cls: type[TyperCommand] | None = None,
     example: str = "",
+    cls: type[TyperCommand] | None = None,
     **attributes: Any,  # noqa: ANN401 - what `Typer.command` takes
 ) -> Callable[[Function], Function]:
-    """Make a function the command at `path` (``backup raw``) of `app`.
+    """Make a function the command at `path`, such as ``backup raw``.
 
     Its first parameter is the `Flags` of the command; it may have a second one, the `typer.Context`. Its docstring is the help,
-    which ends with `example`.
+    which ends with an example of these arguments.
     """
     words = tuple(path.split())
-    epilog = f"\b\nExample:\n  {example}" if example else None  # \b: do not wrap
+    epilog = f"\b\nExample:\n  tikv-br {path} {example}".rstrip()  # \b: do not wrap
+    app = _apps.setdefault(words[0], typer.Typer(rich_markup_mode=None))
 
     def register(function: Function) -> Function:
         flags, *others = inspect.signature(function, eval_str=True).parameters.values()
@@ -280,16 +282,24 @@ def split_leading(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command that is not imported yet: `app` of `module` is its Typer app, `help` its line in the list of commands, in the group `panel`."""
+    """A command, or group of commands, of a module that is not imported yet; `help` is its line in the list of commands, below `panel`."""
 
     module: str
     help: str
-    app: str = "app"
-    panel: str = ""
+    panel: str
 
     def load(self, name: str) -> TyperCommand | TyperGroup:
         """Import the module and build its command."""
-        app: typer.Typer = getattr(importlib.import_module(self.module), self.app)
+        importlib.import_module(self.module)
+        app = _apps[name]
+        names = [each.name for each in app.registered_commands]
+        if names != [name]:
+            default = DefaultCommandGroup.default_command
+            short = f"`tikv-br {name}` with flags is short for `tikv-br {name} {default}`."
+            has_default = default in names
+            text = f"{self.help}\n\n{short}" if has_default else self.help
+            group = DefaultCommandGroup if has_default else TyperGroup
+            app.callback(cls=group, help=text, no_args_is_help=True)(lambda: None)
         command = cast("TyperCommand | TyperGroup", typer.main.get_command(app))
         command.name = name
         command.params = [param for param in command.params if param.name not in _COMPLETION]

@@ -37,8 +37,6 @@ from tikv_br.cli.settings import (
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-
 
 @dataclass(frozen=True, slots=True)
 class Effective:
@@ -51,11 +49,6 @@ class Effective:
     """``flag``, ``env NAME``, ``file PATH [section]`` or ``default``."""
 
 
-@app.callback()
-def group() -> None:
-    """Show effective settings, write a config file and check it."""
-
-
 class ConfigShowFlags(shared.CommandFlags):
     command: list[str] | None = argument(
         None,
@@ -66,12 +59,7 @@ class ConfigShowFlags(shared.CommandFlags):
     origin: bool = flag(False, "Show where each value comes from.")
 
 
-@command(
-    app,
-    "config show",
-    example="tikv-br config show backup raw --origin",
-    context_settings={"ignore_unknown_options": True},
-)
+@command("config show", example="backup raw --origin", context_settings={"ignore_unknown_options": True})
 def show(asked: ConfigShowFlags, context: typer.Context) -> None:
     """Show the settings of a command. Without a command, show what the config file and the environment set."""
     commands = dict(leaves(context.find_root().command))
@@ -92,7 +80,7 @@ def show(asked: ConfigShowFlags, context: typer.Context) -> None:
     out.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], prose=("value",))
 
 
-@command(app, "config check", example="tikv-br config check")
+@command("config check")
 def check(asked: shared.CommandFlags, context: typer.Context) -> None:
     """Check the config file and the TIKV_BR_… variables. Exit code 2 if there are mistakes."""
     commands = dict(leaves(context.find_root().command))
@@ -116,7 +104,7 @@ class InitFlags(shared.CommandFlags):
     file: str = argument("", "[FILE]", "File to write, or - for stdout (default: ~/.config/tikv-br/config.toml).")
 
 
-@command(app, "config init", example="tikv-br config init -")
+@command("config init", example="-")
 def init(asked: InitFlags, context: typer.Context) -> None:
     """Write a config file with all settings as comments. Fails if the file exists."""
     text = "\n".join(_template(dict(leaves(context.find_root().command)))) + "\n"
@@ -243,11 +231,10 @@ def _wrong_variables(context: typer.Context, commands: dict[CommandPath, TyperCo
             yield f"environment: {name}={value!r}: {error.message}"
 
 
-version_app = typer.Typer(rich_markup_mode=None)
 DEPENDENCIES = ("pyspark", "pyarrow", "grpcio", "obstore", "boto3", "numba")
 
 
-@command(version_app, "version", example="tikv-br version")
+@command("version")
 def version(asked: shared.CommandFlags) -> None:
     """Show the versions of tikv-br and of its main dependencies."""
     versions = {"tikv-br": __version__, "python": platform.python_version()}

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tikv_br.diff.options import BackupChoice, ClusterChoice
     from tikv_br.diff.run import DiffResult, DiffSummary
 
-app = typer.Typer(rich_markup_mode=None)
 RANGES_SHOWN = 20
 KINDS = {"only_a": "only in A", "only_b": "only in B", "value": "different value"}
 
@@ -33,7 +32,6 @@ class FirstClusterFlags(shared.ClusterFlags):
 
 
 class DiffFlags(shared.ChosenBackupFlags):
-    chosen: str = shared.chosen_backup("--storage")
     cluster: FirstClusterFlags
     keyspace: str = flag(
         "", "Keyspace of A, by id or name (API V2; default: 0, or that of the backup).", shared=True, metavar="ID|NAME"
@@ -43,8 +41,6 @@ class DiffFlags(shared.ChosenBackupFlags):
     other_cert: str | None = flag(None, "Client certificate for --other-pd (PEM; default: --cert).", metavar="FILE")
     other_key: str | None = flag(None, "Private key of --other-cert (PEM; default: --key).", metavar="FILE")
     other_keyspace: str = flag("", "Keyspace of B, by id or name (API V2; default: --keyspace).", metavar="ID|NAME")
-    storage: str = shared.CHOSEN_STORAGE()
-    storage_flags: shared.StorageFlags
     range: shared.RangeFlags
     allow_empty: bool = shared.ALLOW_EMPTY()
     keys: int = flag(20, "Maximum number of differing keys to list; all are counted.", limits=(0, shared.MAX_COUNT))
@@ -66,7 +62,7 @@ class DiffFlags(shared.ChosenBackupFlags):
     report: str = shared.REPORT()
 
 
-@command(app, "diff", example="tikv-br diff --pd 10.0.0.1:2379 --other-pd 10.0.1.1:2379")
+@command("diff", example="--pd 10.0.0.1:2379 --other-pd 10.0.1.1:2379")
 def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
     """Compare two clusters, or a cluster with a backup.
 

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from tikv_br.cli import shared
 from tikv_br.cli.backup_cmd import DST_API_VERSION, KEYSPACES, SAFE_INTERVAL
 from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from tikv_br.drill.targets import DrillTarget
     from tikv_br.storage.url import StorageLocation
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 log = logging.getLogger(__name__)
 COLUMNS = ("id", "started", "verdict", "scenario", "RTO", "RPO", "keys", "size")
 REPORTS = partial(
@@ -286,19 +283,9 @@ class DrillFlags(shared.BackupFlags):
     tail: TailFlags
     hooks: HookFlags
     cluster: shared.ClusterFlags
-    storage_flags: shared.StorageFlags
 
 
-@app.callback()
-def drill() -> None:
-    """Rehearse recoveries, measure them, and report."""
-
-
-@command(
-    app,
-    "drill run",
-    example="tikv-br drill run --pd 10.0.0.1:2379 --storage s3://backups --backup newest --rto 30m",
-)
+@command("drill run", example="--pd 10.0.0.1:2379 --storage s3://backups --backup newest --rto 30m")
 def run(flags: DrillFlags) -> None:
     """Run a drill. Back up, restore into an empty target, verify, measure, clean up and report."""
     first, last = flags.range.bounds()
@@ -346,7 +333,7 @@ class ReportsFlags(shared.CommandFlags):
     s3: shared.S3Flags
 
 
-@command(app, "drill list", example="tikv-br drill list --reports s3://backups/drills")
+@command("drill list", example="--reports s3://backups/drills")
 def list_drills(flags: ReportsFlags) -> None:
     """List the drills that have a report, newest first."""
     from tikv_br.drill.history import read_past_drills
@@ -365,7 +352,7 @@ class DrillShowFlags(ReportsFlags):
     drill_id: str = argument("", "[ID]", "Drill ID or a unique prefix of it (default: the newest).")
 
 
-@command(app, "drill show", example="tikv-br drill show --reports s3://backups/drills")
+@command("drill show", example="--reports s3://backups/drills")
 def show(flags: DrillShowFlags) -> None:
     """Show the report of a drill."""
     from tikv_br.drill.history import find_report
@@ -389,9 +376,7 @@ class ScheduleFlags(shared.CommandFlags):
     weekday: str = flag("", "Day of the week (default: every day).", "--on", metavar="DAY")
 
 
-@command(
-    app, "drill schedule", example="tikv-br drill schedule --print crontab --for /etc/tikv-br/drill.toml --at 04:00"
-)
+@command("drill schedule", example="--print crontab --for /etc/tikv-br/drill.toml --at 04:00")
 def schedule(flags: ScheduleFlags) -> None:
     """Print a crontab line or systemd units that run drills."""
     from tikv_br.drill.schedule import crontab, systemd

@@ -9,15 +9,13 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.backup_cmd import notice_ranges, parse_ranges
-from tikv_br.cli.command import DefaultCommandGroup, argument, command, flag, given
+from tikv_br.cli.command import argument, command, flag, given
 from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from tikv_br.export.run import ExportSummary
-
-app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
 
 
 class ExportFlags(shared.BackupFlags):
@@ -60,19 +58,10 @@ class ExportFlags(shared.BackupFlags):
     overwrite: bool = flag(
         False, "Replace an earlier export, finished or not, at the URL (default: refuse).", command_line=True
     )
-    storage_flags: shared.StorageFlags
     tasks: shared.TaskFlags
 
 
-@app.callback()
-def group() -> None:
-    """Export rows of a cluster or a backup as Parquet, CSV or JSON lines.
-
-    `tikv-br export` with flags is short for `tikv-br export raw`.
-    """
-
-
-@command(app, "export raw", example="tikv-br export raw --pd 10.0.0.1:2379 --storage s3://lake/rows --format parquet")
+@command("export raw", example="--pd 10.0.0.1:2379 --storage s3://lake/rows --format parquet")
 def export_raw(flags: ExportFlags, context: typer.Context) -> None:
     """Export rows of a cluster or a backup as Parquet, CSV or JSON lines.
 

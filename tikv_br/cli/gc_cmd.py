@@ -11,16 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from tikv_br.cli import shared
+from tikv_br.cli.check_cmd import NAGIOS, exit_as_plugin, unknown_in_one_line
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import Output, confirmation, human_seconds
 from tikv_br.cli.sync_options import ServerFlags
 from tikv_br.cli.sync_view import show_address, signals_stop
 from tikv_br.cluster.timestamps import physical_ms, show_time
-from tikv_br.errors import ClusterError, TikvBrError, UsageError
-from tikv_br.redaction import redact
+from tikv_br.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.check.probe import ProbeOutcome
@@ -30,13 +28,7 @@ if TYPE_CHECKING:
     from tikv_br.gc.watch import WorkerWatch
 
 log = logging.getLogger(__name__)
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 COLUMNS = ("service", "belongs to", "safe point", "expires in", "holds GC")
-
-
-@app.callback()
-def gc() -> None:
-    """Run garbage collection of old versions, and show what holds it back."""
 
 
 METRICS_FILE = (
@@ -71,7 +63,7 @@ class RunFlags(shared.CommandFlags):
         self.server.check()
 
 
-@command(app, "gc run", example="tikv-br gc run --pd 10.0.0.1:2379 --life-time 24h")
+@command("gc run", example="--pd 10.0.0.1:2379 --life-time 24h")
 def run(flags: RunFlags) -> None:
     """Advance the GC safe point until stopped. Of several workers one leads; another takes over if it dies."""
     flags.check()
@@ -174,16 +166,16 @@ def _state_fields(found: GcReport | None) -> dict[str, object]:
 
 class GcStatusFlags(shared.CommandFlags):
     cluster: shared.ClusterFlags
-    nagios: bool = flag(False, "Print one line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
+    nagios: bool = NAGIOS()
     warn: float = flag("24h", "Age of the GC safe point that is a warning.", kind=shared.TIME)
     critical: float = flag("72h", "Age of the GC safe point that is critical (Nagios).", kind=shared.TIME)
     metrics_file: str = flag("", METRICS_FILE, metavar="FILE")
 
 
-@command(app, "gc status", example="tikv-br gc status --pd 10.0.0.1:2379")
+@command("gc status", example="--pd 10.0.0.1:2379")
 def status(flags: GcStatusFlags) -> None:
     """Show the GC safe point, every service safe point with its owner, and which one holds GC back."""
-    with _unknown_in_one_line(flags.nagios):
+    with unknown_in_one_line(flags.nagios):
         if flags.critical < flags.warn:
             raise UsageError("--critical must not be shorter than --warn")
         config = flags.cluster.config()
@@ -196,7 +188,9 @@ def status(flags: GcStatusFlags) -> None:
             write_metrics(Path(flags.metrics_file), found, None)
         outcome = _judge(found, flags.warn, flags.critical, lambda: _has_no_versions(config))
         if flags.nagios:
-            raise typer.Exit(_nagios(outcome))
+            from tikv_br.check.probe import Result
+
+            exit_as_plugin([Result("gc", outcome, 0)])
     _show(flags.out, found, outcome)
 
 
@@ -264,29 +258,6 @@ def _row(each: ServiceReport, holder: ServiceReport | None) -> tuple[str, ...]:
     return each.service, str(each.owner), show_time(physical_ms(each.safe_point)), ttl, holds
 
 
-def _nagios(outcome: ProbeOutcome) -> int:
-    from tikv_br.check.probe import Result
-    from tikv_br.check.run import line, state
-
-    results = [Result("gc", outcome, 0)]
-    Output().lines(redact(line(results)) + "\n")
-    return state(results)
-
-
-@contextlib.contextmanager
-def _unknown_in_one_line(nagios: bool) -> Iterator[None]:
-    """Report errors as the state UNKNOWN in one line, if `nagios`."""
-    try:
-        yield
-    except TikvBrError as error:
-        if not nagios:
-            raise
-        from tikv_br.check.run import UNKNOWN, unknown
-
-        Output().lines(redact(unknown(error.message)) + "\n")
-        raise typer.Exit(UNKNOWN) from None
-
-
 class ReleaseFlags(shared.CommandFlags):
     cluster: shared.ClusterFlags
     service: str = argument(REQUIRED, "SERVICE-ID", "Name of the service safe point; see `gc status`.")
@@ -296,7 +267,7 @@ class ReleaseFlags(shared.CommandFlags):
     yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
 
 
-@command(app, "gc release", example="tikv-br gc release tikv-br-sync-old --pd 10.0.0.1:2379")
+@command("gc release", example="tikv-br-sync-old --pd 10.0.0.1:2379")
 def release(flags: ReleaseFlags) -> None:
     """Remove a service safe point that is no longer needed, so that GC can pass it. Refused while a run renews it."""
     config = flags.cluster.config()

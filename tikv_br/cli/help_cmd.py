@@ -12,7 +12,6 @@ from tikv_br.cli import shared
 from tikv_br.cli.command import argument, command, leaves
 from tikv_br.errors import UsageError
 
-app = typer.Typer(rich_markup_mode=None)
 STORAGE = f"""Storage of backups, log archives and reports.
 
 URLs: {shared.URLS}. A plain path is a local directory. Parameters of a URL take precedence over options.
@@ -36,7 +35,7 @@ class HelpFlags(shared.CommandFlags):
     )
 
 
-@command(app, "help", example="tikv-br help restore raw")
+@command("help", example="restore raw")
 def show_help(flags: HelpFlags, context: typer.Context) -> None:
     """Show the help of a command, or of a topic such as storage."""
     words = flags.words or []
@@ -60,9 +59,7 @@ def command_context(running: typer.Context, words: list[str]) -> Any:  # noqa: A
 
 def storage_help(running: typer.Context) -> str:
     """Describe storage URLs and the options of storage with their variables."""
-    from tikv_br.cli import backups_cmd
-
-    found = next(iter(leaves(typer.main.get_command(backups_cmd.list_app))))[1]
+    found = next(each for _, each in leaves(running.find_root().command, words={"list"}))
     context = typer.Context(found, parent=running, info_name="list")
     formatter = context.make_formatter()
     for paragraph in STORAGE.split("\n\n"):

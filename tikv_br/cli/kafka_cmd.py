@@ -8,8 +8,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-import typer
-
 from tikv_br.cli import shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output, human_bytes
@@ -30,14 +28,8 @@ if TYPE_CHECKING:
     from tikv_br.incremental.kafka.url import KafkaUrl
     from tikv_br.incremental.sinks.url import TikvTarget
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 log = logging.getLogger(__name__)
 RESUMES = "Run the same command to resume: the consumer group has the progress."
-
-
-@app.callback()
-def kafka() -> None:
-    """Apply changes in Kafka to a cluster."""
 
 
 class TargetFlags(Flags):
@@ -116,9 +108,7 @@ class ReplayFlags(shared.CommandFlags):
 
 
 @command(
-    app,
-    "kafka replay",
-    example="tikv-br kafka replay --from 'kafka://10.0.2.1:9092/changes?protocol=open-protocol' --sink tikv://10.0.1.1:2379",
+    "kafka replay", example="--from 'kafka://10.0.2.1:9092/changes?protocol=open-protocol' --sink tikv://10.0.1.1:2379"
 )
 def replay_topic(flags: ReplayFlags) -> None:
     """Apply the changes in a Kafka topic to a cluster, until stopped. Resumes where the consumer group left off."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag, given
+from tikv_br.cli.command import REQUIRED, command, flag, given
 from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import UsageError
@@ -16,16 +16,6 @@ from tikv_br.tasks.session import check_settings
 
 if TYPE_CHECKING:
     from tikv_br.bulk_load.run import BulkLoadSummary
-
-app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
-
-
-@app.callback()
-def group() -> None:
-    """Load files or tables into a cluster.
-
-    `tikv-br load` with flags is short for `tikv-br load raw`.
-    """
 
 
 class BulkLoadFlags(shared.CommandFlags):
@@ -109,9 +99,8 @@ class BulkLoadFlags(shared.CommandFlags):
 
 
 @command(
-    app,
     "load raw",
-    example="tikv-br load raw --pd 10.0.1.1:2379 --input /lake/users.parquet --key-column id --value-column profile --staging s3://staging/load",
+    example="--pd 10.0.1.1:2379 --input /lake/users.parquet --key-column id --value-column profile --staging s3://staging/load",
 )
 def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
     """Load the rows of Parquet, CSV or JSON files, or of any other input that Spark reads, as SSTs or by puts, and verify the result."""

@@ -7,11 +7,9 @@ from dataclasses import asdict
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
-import typer
-
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, label, quote, read_key
+from tikv_br.cli.output import human_bytes, human_seconds, label, quote, read_key
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import follow_feed
 from tikv_br.cli.sync_options import (
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from tikv_br.storage.base import ObjectStore
 
 logger = logging.getLogger(__name__)
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 UPLOAD_RATE = partial(
     flag,
     "0",
@@ -42,11 +39,6 @@ UPLOAD_RATE = partial(
 )
 LOG_NAME = partial(flag, LOG_ID, "Name of the log archive.", "--log-id", "--id", metavar="NAME")
 PLACE = f"Directory or prefix that contains the log: {shared.URLS}"
-
-
-@app.callback()
-def log() -> None:
-    """Archive all changes of a cluster, for point-in-time recovery."""
 
 
 class LogStateFlags(StateFlags):
@@ -80,11 +72,7 @@ class LogStartFlags(shared.CommandFlags):
     storage_flags: shared.StorageFlags
 
 
-@command(
-    app,
-    "log start",
-    example="tikv-br log start --pd 10.0.0.1:2379 --storage s3://backups/log --from-backup s3://backups/monday",
-)
+@command("log start", example="--pd 10.0.0.1:2379 --storage s3://backups/log --from-backup s3://backups/monday")
 def start_log(flags: LogStartFlags) -> None:
     """Start or continue a log archive (API V2). Runs in the foreground until stopped."""
     first, last = flags.range.bounds()
@@ -195,7 +183,7 @@ LEVELS = {
 }
 
 
-@command(app, "log status", example="tikv-br log status --storage s3://backups/log")
+@command("log status", example="--storage s3://backups/log")
 def status(flags: LogStatusFlags) -> None:
     """Show the restorable times, lag, size, gaps and damage of a log archive. Exit code 39 if changes are missing or damage is found at --level."""
     from tikv_br.archive.maintenance import status_of
@@ -226,7 +214,7 @@ def status(flags: LogStatusFlags) -> None:
         raise LogDamaged(f"the log {found.log_id} is damaged: {problems[0]}{more}; {newest}")
 
 
-@command(app, "log metadata", example="tikv-br log metadata --storage s3://backups/log --output json")
+@command("log metadata", example="--storage s3://backups/log --output json")
 def metadata(flags: LogFlags) -> None:
     """List the segments of a log archive."""
     archive = flags.open()
@@ -258,17 +246,15 @@ def metadata(flags: LogFlags) -> None:
     flags.out.table(columns, rows, drop=("files", "size"))
 
 
-class LogChangesFlags(LogFlags, shared.KeyFormatFlags):
+class LogChangesFlags(LogFlags, shared.KeyAndValueFormatFlags):
     key: str = argument(REQUIRED, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
-    key_format: KeyForm | None = shared.KEY_FORMAT()
-    value_form: KeyForm | None = shared.VALUE_FORM()
     since: str = flag("", "Only changes after this PD timestamp, time or age.", metavar="TS|TIME")
     until: str = flag(
         "latest", "Only changes up to this: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
     )
 
 
-@command(app, "log changes", example="tikv-br log changes user:7 --storage s3://backups/log --since -2h")
+@command("log changes", example="user:7 --storage s3://backups/log --since -2h")
 def changes(flags: LogChangesFlags) -> None:
     """Show when a key was changed, from a log archive. Exit code 13 if it was not.
 
@@ -281,13 +267,14 @@ def changes(flags: LogChangesFlags) -> None:
     archive = flags.open()
     last = shared.parse_ts_or_latest(flags.until, "--until") or MAX_TS
     found = changes_of(archive, key, first, last)
-    form = shared.value_form(flags.value_form, flags.key_format)
     rows = []
     for each in found:
         fields = {"key": key.hex(), "ts": each.ts, "op": "delete" if each.deleted else "put", "value": each.value.hex()}
         flags.out.result("log_change", fields | {"expire_ts": each.expire_ts})
         expires = show_time(each.expire_ts * 1000) if each.expire_ts else "-"
-        rows.append((show_ts(each.ts), str(fields["op"]), "-" if each.deleted else quote(each.value, form), expires))
+        rows.append(
+            (show_ts(each.ts), str(fields["op"]), "-" if each.deleted else quote(each.value, flags.value_form), expires)
+        )
     for gap in archive.gaps():
         logger.warning("the log lacks the changes of %s", gap)
     for begin, end in archive.inexact_windows():
@@ -307,7 +294,7 @@ def _set_state(flags: LogFlags, state: LogState, text: str) -> None:
     flags.out.result("log_state", {"log_id": flags.log_id, "state": state}, text)
 
 
-@command(app, "log pause", example="tikv-br log pause --storage s3://backups/log")
+@command("log pause", example="--storage s3://backups/log")
 def pause(flags: LogFlags) -> None:
     """Make the running `log start` exit with code 0 at its next flush. Its service safe point expires after its --gc-ttl."""
     from tikv_br.archive.records import LogState
@@ -315,7 +302,7 @@ def pause(flags: LogFlags) -> None:
     _set_state(flags, LogState.PAUSED, f"The log {flags.log_id} is paused; its writer exits at its next flush.")
 
 
-@command(app, "log resume", example="tikv-br log resume --storage s3://backups/log")
+@command("log resume", example="--storage s3://backups/log")
 def resume(flags: LogFlags) -> None:
     """Clear the pause of a log archive. Then run `log start` again."""
     from tikv_br.archive.records import LogState
@@ -323,7 +310,7 @@ def resume(flags: LogFlags) -> None:
     _set_state(flags, LogState.ACTIVE, f"The log {flags.log_id} is active: run `tikv-br log start` to continue it.")
 
 
-@command(app, "log stop", example="tikv-br log stop --pd 10.0.0.1:2379 --storage s3://backups/log")
+@command("log stop", example="--pd 10.0.0.1:2379 --storage s3://backups/log")
 def stop(flags: LogStopFlags) -> None:
     """End a log archive for good, and remove its service safe point. Terminate `log start` first. Restores from it still work."""
     archive = flags.open()
@@ -342,7 +329,7 @@ def stop(flags: LogStopFlags) -> None:
         release(source.pd, service_id(flags.log_id))
 
 
-@command(app, "log compact", example="tikv-br log compact --storage s3://backups/log --until 2026-05-02T00:00:00Z")
+@command("log compact", example="--storage s3://backups/log --until 2026-05-02T00:00:00Z")
 def compact_log(flags: LogCompactFlags) -> None:
     """Rewrite many small segments as few large ones, partitioned by key. The log archive keeps every change."""
     from tikv_br.archive.compact import CompactionOptions, compact
@@ -369,9 +356,7 @@ def _compaction_text(done: CompactionSummary) -> str:
     return f"Rewrote {old}, as {new}. Removed {gone}, replaced by this or an earlier compaction."
 
 
-@command(
-    app, "log truncate", example="tikv-br log truncate --storage s3://backups/log --until 2026-04-02T00:00:00Z --yes"
-)
+@command("log truncate", example="--storage s3://backups/log --until 2026-04-02T00:00:00Z --yes")
 def truncate_log(flags: LogTruncateFlags) -> None:
     """Remove the old part of a log archive. Restorable times then start at --until."""
     from tikv_br.archive.maintenance import acquire_lock, plan_truncation, truncate

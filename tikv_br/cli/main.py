@@ -31,98 +31,65 @@ class Commands(LazyGroup):
     """All commands. Each help line is the first line of the help of the command (a test compares them)."""
 
     table: ClassVar[dict[str, LazyCommand]] = {
-        name: LazyCommand(f"tikv_br.cli.{module}", text, app or "app", panel)
+        name: LazyCommand(f"tikv_br.cli.{module}_cmd", text, panel)
         for panel, commands in {
             "Protect": (
-                ("backup", "backup_cmd", "", "Back up a cluster."),
-                ("log", "log_cmd", "", "Archive all changes of a cluster, for point-in-time recovery."),
+                ("backup", "backup", "Back up a cluster."),
+                ("log", "log", "Archive all changes of a cluster, for point-in-time recovery."),
                 (
                     "prune",
-                    "backups_cmd",
-                    "prune_app",
+                    "backups",
                     "Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately.",
                 ),
-                ("pin", "backups_cmd", "pin_app", "Protect a backup from prune."),
-                ("unpin", "backups_cmd", "unpin_app", "Allow prune to remove a pinned backup again."),
+                ("pin", "backups", "Protect a backup from prune."),
+                ("unpin", "backups", "Allow prune to remove a pinned backup again."),
                 (
                     "delete",
-                    "backups_cmd",
-                    "delete_app",
+                    "backups",
                     "Delete one complete backup. Fails if it is pinned, or the base of an incremental one.",
                 ),
-                ("abort", "backups_cmd", "abort_app", "Remove an unfinished backup. Fails if the backup is complete."),
+                ("abort", "backups", "Remove an unfinished backup. Fails if the backup is complete."),
             ),
             "Recover": (
-                ("restore", "restore_cmd", "", "Restore a backup into a cluster."),
-                ("load", "load_cmd", "", "Load files or tables into a cluster."),
-                ("drill", "drill_cmd", "", "Rehearse recoveries, measure them, and report."),
+                ("restore", "restore", "Restore a backup into a cluster."),
+                ("load", "load", "Load files or tables into a cluster."),
+                ("drill", "drill", "Rehearse recoveries, measure them, and report."),
             ),
             "Replicate": (
-                ("sync", "sync_cmd", "", "Replicate changes to another cluster or a file, until stopped."),
-                (
-                    "changefeed",
-                    "changefeed_cmd",
-                    "",
-                    "Manage changefeeds: syncs that several capture processes run together.",
-                ),
-                (
-                    "capture",
-                    "changefeed_cmd",
-                    "capture_app",
-                    "Run and list captures, the processes that run changefeeds.",
-                ),
-                (
-                    "processor",
-                    "changefeed_cmd",
-                    "processor_app",
-                    "Show which capture runs which part of each changefeed.",
-                ),
-                ("kafka", "kafka_cmd", "", "Apply changes in Kafka to a cluster."),
+                ("sync", "sync", "Replicate changes to another cluster or a file, until stopped."),
+                ("changefeed", "changefeed", "Manage changefeeds: syncs that several capture processes run together."),
+                ("capture", "changefeed", "Run and list captures, the processes that run changefeeds."),
+                ("processor", "changefeed", "Show which capture runs which part of each changefeed."),
+                ("kafka", "kafka", "Apply changes in Kafka to a cluster."),
             ),
             "Inspect": (
-                ("list", "backups_cmd", "list_app", "List the backups below a URL."),
-                ("show", "show_cmd", "", "Show the summary, the ranges or the files of a backup."),
-                (
-                    "cat",
-                    "show_cmd",
-                    "cat_app",
-                    "Print the value of a key in a backup. Exit code 13 if it has no such key.",
-                ),
-                ("verify", "verify_cmd", "", "Verify a backup, or compare a cluster with it."),
-                ("diff", "diff_cmd", "", "Compare two clusters, or a cluster with a backup."),
-                ("export", "export_cmd", "", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
+                ("list", "backups", "List the backups below a URL."),
+                ("show", "show", "Show the summary, the ranges or the files of a backup."),
+                ("cat", "show", "Print the value of a key in a backup. Exit code 13 if it has no such key."),
+                ("verify", "verify", "Verify a backup, or compare a cluster with it."),
+                ("diff", "diff", "Compare two clusters, or a cluster with a backup."),
+                ("export", "export", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
             ),
             "Operate": (
-                ("check", "check_cmd", "", "Run preflight checks on the cluster, the storage and this machine."),
-                ("gc", "gc_cmd", "", "Run garbage collection of old versions, and show what holds it back."),
+                ("check", "check", "Run preflight checks on the cluster, the storage and this machine."),
+                ("gc", "gc", "Run garbage collection of old versions, and show what holds it back."),
                 (
                     "serve",
-                    "serve_cmd",
-                    "",
+                    "serve",
                     "Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped.",
                 ),
-                (
-                    "unlock",
-                    "backups_cmd",
-                    "unlock_app",
-                    "Remove the lock that a dead run left in a backup, and show its owner.",
-                ),
-                ("raw", "raw_cmd", "", "Read and write keys and ranges of a RawKV cluster."),
-                ("spark", "spark_cmd", "", "Prepare Spark clusters."),
-                ("config", "config_cmd", "", "Show effective settings, write a config file and check it."),
-                ("version", "config_cmd", "version_app", "Show the versions of tikv-br and of its main dependencies."),
-                ("help", "help_cmd", "", "Show the help of a command, or of a topic such as storage."),
+                ("unlock", "backups", "Remove the lock that a dead run left in a backup, and show its owner."),
+                ("raw", "raw", "Read and write keys and ranges of a RawKV cluster."),
+                ("spark", "spark", "Prepare Spark clusters."),
+                ("config", "config", "Show effective settings, write a config file and check it."),
+                ("version", "config", "Show the versions of tikv-br and of its main dependencies."),
+                ("help", "help", "Show the help of a command, or of a topic such as storage."),
             ),
             "Try": (
-                (
-                    "playground",
-                    "playground_cmd",
-                    "",
-                    "Run an emulator of PD and TiKV on this machine, for tests and demos.",
-                ),
+                ("playground", "playground", "Run an emulator of PD and TiKV on this machine, for tests and demos."),
             ),
         }.items()
-        for name, module, app, text in commands
+        for name, module, text in commands
     }
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, command, flag
 from tikv_br.cli.output import Output
@@ -14,12 +12,6 @@ from tikv_br.formats.api_version import ApiVersion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-app = typer.Typer(
-    rich_markup_mode=None,
-    help="Run an emulator of PD and TiKV on this machine, for tests and demos.",
-    no_args_is_help=True,
-)
 
 
 class DirectoryFlags(shared.CommandFlags):
@@ -31,7 +23,6 @@ class DirectoryFlags(shared.CommandFlags):
 class PlaygroundFlags(DirectoryFlags):
     """Flags of ``playground start``; None = as before, or the default of a new playground."""
 
-    directory: Path = flag(REQUIRED, "Directory of the playground.", "--dir", metavar="DIR")
     api_version: Literal["v1", "v1ttl", "v2"] | None = flag(None, "API version (default: v1 for a new playground).")
     tikv_version: str | None = flag(
         None,
@@ -71,7 +62,7 @@ class PlaygroundFlags(DirectoryFlags):
     detach: bool = flag(False, "Run in the background.")
 
 
-@command(app, "playground start", example="tikv-br playground start --dir /tmp/playground --api-version v2 --detach")
+@command("playground start", example="--dir /tmp/playground --api-version v2 --detach")
 def start(flags: PlaygroundFlags) -> None:
     """Start a new or stopped playground. Its data and settings are kept in its directory."""
     from tikv_br.playground import launcher
@@ -90,7 +81,7 @@ def start(flags: PlaygroundFlags) -> None:
         started.wait()
 
 
-@command(app, "playground stop", example="tikv-br playground stop --dir /tmp/playground")
+@command("playground stop", example="--dir /tmp/playground")
 def stop(flags: DirectoryFlags) -> None:
     """Stop a playground; its data is kept."""
     from tikv_br.playground import launcher
@@ -100,7 +91,7 @@ def stop(flags: DirectoryFlags) -> None:
     flags.out.result("stopped", {"dir": str(flags.directory.absolute()), "stopped": stopped}, text)
 
 
-@command(app, "playground status", example="tikv-br playground status --dir /tmp/playground")
+@command("playground status", example="--dir /tmp/playground")
 def status(flags: DirectoryFlags) -> None:
     """Show whether a playground is running, and its addresses."""
     from tikv_br.playground import launcher
@@ -112,7 +103,7 @@ def status(flags: DirectoryFlags) -> None:
     _show(flags.out, found)
 
 
-@command(app, "playground list", example="tikv-br playground list")
+@command("playground list")
 def list_running(flags: shared.CommandFlags) -> None:
     """List the running playgrounds of this user."""
     from tikv_br.playground import launcher

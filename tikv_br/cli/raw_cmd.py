@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, confirmation, human_bytes, human_seconds, quote, read_key, show
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from tikv_br.load.sources import RowSource
 
 log = logging.getLogger(__name__)
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 PAGE_ROWS = 10_000
 TTL_THREADS = 16  # a TTL costs a request of its own
 Pair = tuple[bytes, bytes, int | None]  # key, value, expire_ts if asked for
@@ -70,7 +67,6 @@ class KeyFlags(RawFlags, shared.KeyFormatFlags):
     """One key."""
 
     name: str = KEY()
-    key_format: KeyForm | None = shared.KEY_FORMAT()
 
     def key(self) -> bytes:
         """The key. Raises `UsageError`."""
@@ -93,36 +89,27 @@ class RawRangeFlags(RawFlags):
         return key, successor(key)
 
 
-@app.callback()
-def raw() -> None:
-    """Read and write keys and ranges of a RawKV cluster."""
+class GetFlags(KeyFlags, shared.KeyAndValueFormatFlags):
+    """A key, and how its value is written."""
 
 
-class PutFlags(KeyFlags):
+class PutFlags(GetFlags):
     name: str = KEY()
     value: str = argument(REQUIRED, "VALUE", "Value, encoded as --value-format says.")
-    key_format: KeyForm | None = shared.KEY_FORMAT()
-    value_form: KeyForm | None = shared.VALUE_FORM()
     ttl: float = flag("0s", "Time until the key expires, in whole seconds (0 = never).", kind=shared.TIME)
 
 
-@command(app, "raw put", example="tikv-br raw put user:1 Ada --pd 10.0.0.1:2379")
+@command("raw put", example="user:1 Ada --pd 10.0.0.1:2379")
 def put(flags: PutFlags) -> None:
     """Write one key."""
     key, seconds = flags.key(), whole_seconds(flags.ttl)
-    value = read_key(flags.value, shared.value_form(flags.value_form, flags.key_format), "VALUE")
+    value = read_key(flags.value, flags.value_form, "VALUE")
     with flags.client() as client:
         client.put(key, value, seconds)
     flags.out.result("put", {"key": key.hex()})
 
 
-class GetFlags(KeyFlags):
-    name: str = KEY()
-    key_format: KeyForm | None = shared.KEY_FORMAT()
-    value_form: KeyForm | None = shared.VALUE_FORM()
-
-
-@command(app, "raw get", example="tikv-br raw get user:1 --pd 10.0.0.1:2379")
+@command("raw get", example="user:1 --pd 10.0.0.1:2379")
 def get(flags: GetFlags) -> None:
     """Print the value of a key. Exit code 13 if the key does not exist."""
     key = flags.key()
@@ -130,16 +117,15 @@ def get(flags: GetFlags) -> None:
         value = client.get(key)
     if value is None:
         raise KeyNotFound(f"no key {quote(key, flags.form)}")
-    form = shared.value_form(flags.value_form, flags.key_format)
     if flags.out.is_json:
         flags.out.result("pair", {"key": key.hex(), "value": value.hex()})
-    elif form is KeyForm.RAW:
+    elif flags.value_form is KeyForm.RAW:
         flags.out.data(value)
     else:
-        flags.out.row({}, show(value, form))
+        flags.out.row({}, show(value, flags.value_form))
 
 
-@command(app, "raw delete", example="tikv-br raw delete user:1 --pd 10.0.0.1:2379")
+@command("raw delete", example="user:1 --pd 10.0.0.1:2379")
 def delete(flags: KeyFlags) -> None:
     """Delete one key; succeeds if it does not exist."""
     key = flags.key()
@@ -149,8 +135,6 @@ def delete(flags: KeyFlags) -> None:
 
 
 class DeleteRangeFlags(RawRangeFlags):
-    range: shared.RangeFlags
-    prefix: str = PREFIX()
     all_keys: bool = flag(
         False,
         "Delete all keys of the keyspace. Required without --start, --end and --prefix.",
@@ -160,7 +144,7 @@ class DeleteRangeFlags(RawRangeFlags):
     yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
 
 
-@command(app, "raw delete-range", example="tikv-br raw delete-range --prefix user:1 --pd 10.0.0.1:2379")
+@command("raw delete-range", example="--prefix user:1 --pd 10.0.0.1:2379")
 def delete_range(flags: DeleteRangeFlags) -> None:
     """Delete all keys of a range at once. Writes no tombstones: changefeeds and log archives do not see it."""
     first, last = flags.bounds()
@@ -195,7 +179,7 @@ def _followers(cluster: Cluster) -> list[str]:
     return []
 
 
-@command(app, "raw ttl", example="tikv-br raw ttl user:1 --pd 10.0.0.1:2379")
+@command("raw ttl", example="user:1 --pd 10.0.0.1:2379")
 def show_ttl(flags: KeyFlags) -> None:
     """Print the remaining TTL of a key in seconds. Exit code 13 if the key does not exist."""
     key = flags.key()
@@ -208,7 +192,7 @@ def show_ttl(flags: KeyFlags) -> None:
     flags.out.result("ttl", {"key": key.hex(), "ttl": seconds, "expire_ts": expire_ts}, text)
 
 
-@command(app, "raw checksum", example="tikv-br raw checksum --start user: --end 'user;' --pd 10.0.0.1:2379")
+@command("raw checksum", example="--start user: --end 'user;' --pd 10.0.0.1:2379")
 def checksum(flags: RawRangeFlags) -> None:
     """Print the checksum of a range as the stores compute it. In API V2 it covers the 4-byte keyspace prefix of the keys."""
     first, last = flags.bounds()
@@ -233,13 +217,11 @@ def whole_seconds(duration: float) -> int:
 
 
 class ScanFlags(RawRangeFlags):
-    range: shared.RangeFlags
-    prefix: str = PREFIX()
     limit: int = flag(0, "Maximum number of pairs to print (0 = all).", limits=(0, shared.MAX_COUNT))
     with_ttl: bool = flag(False, "Also print the expiry of each pair; costs one more request per pair.")
 
 
-@command(app, "raw scan", example="tikv-br raw scan --prefix user: --limit 10 --pd 10.0.0.1:2379")
+@command("raw scan", example="--prefix user: --limit 10 --pd 10.0.0.1:2379")
 def scan(flags: ScanFlags) -> None:
     """Print the pairs of a range. One line of text each, or a JSON object with key and value in hex."""
     first, last = flags.bounds()
@@ -311,8 +293,8 @@ class ImportFlags(RawFlags):
     concurrency: int = flag(8, "Maximum number of concurrent batches.", limits=(1, shared.MAX_CONCURRENCY))
 
 
-@command(app, "raw load", example="tikv-br raw load users.csv --pd 10.0.0.1:2379", hidden=True)
-@command(app, "raw import", example="tikv-br raw import users.csv --pd 10.0.0.1:2379")
+@command("raw load", example="users.csv --pd 10.0.0.1:2379", hidden=True)
+@command("raw import", example="users.csv --pd 10.0.0.1:2379")
 def import_pairs(flags: ImportFlags) -> None:
     """Write pairs from a file, or generated pairs, to the cluster."""
     if (flags.file is None) == (flags.count is None):

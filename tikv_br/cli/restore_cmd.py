@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.backup_cmd import split_range
-from tikv_br.cli.command import Command, DefaultCommandGroup, Flags, command, flag
+from tikv_br.cli.command import Command, Flags, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import parse_ts, show_ts
@@ -45,22 +45,6 @@ class RestoreCommand(Command):
         return super().parse_args(ctx, given)
 
 
-BEFORE = partial(
-    flag,
-    "",
-    "As the time to restore to, but no write made at this time or later is included: the rows of 3 s before, as stores give out "
-    "timestamps up to 3 s old.",
-    metavar="TS|TIME",
-)
-WORK_STORAGE = partial(
-    flag,
-    "",
-    "URL for the temporary merged backup, which needs the space of a full backup (default: next to the log or, without one, to the "
-    "backup).",
-    metavar="URL",
-)
-
-
 class PointFlags(Flags):
     """The time to restore to."""
 
@@ -72,10 +56,46 @@ class PointFlags(Flags):
         "--restore-ts",
         metavar="TS|TIME|latest",
     )
-    before: str = BEFORE()
-    source: shared.LogSourceFlags
+    before: str = flag(
+        "",
+        "As the time to restore to, but no write made at this time or later is included: the rows of 3 s before, as stores give out "
+        "timestamps up to 3 s old.",
+        metavar="TS|TIME",
+    )
     allow_inexact: bool = shared.ALLOW_INEXACT()
-    work_storage: str = WORK_STORAGE()
+    work_storage: str = flag(
+        "",
+        "URL for the temporary merged backup, which needs the space of a full backup (default: next to the log or, without one, to the "
+        "backup).",
+        metavar="URL",
+    )
+
+    def options(
+        self, restore: RestoreOptions, log: LogSource | None, storage_flags: shared.StorageFlags
+    ) -> PointOptions | None:
+        """None if the backup is restored as it is: without a time and a log, and if it is not incremental. Raises `UsageError`."""
+        if not self.until + self.before and log is None and not _is_increment(restore.storage):
+            return None
+        if self.before and self.until != type(self).until:
+            raise UsageError("--until and --before cannot be combined", hint="Pass one of them.")
+        ts = shared.parse_ts_or_latest(self.until or "latest", "--until")
+        before = parse_ts(self.before, "--before") if self.before else 0
+        from tikv_br.point_in_time import PointOptions, just_before
+
+        work = storage_flags.locate(self.work_storage) if self.work_storage else None
+        return PointOptions(restore, log, just_before(before) if before else ts, before, self.allow_inexact, work)
+
+
+class RequiredPointFlags(PointFlags):
+    """The time of ``restore point``."""
+
+    until: str = flag(
+        "latest",
+        "Time to restore to: latest, a PD timestamp, a time or an age.",
+        "--until",
+        "--restored-ts",
+        metavar="TS|TIME|latest",
+    )
 
 
 class RestoreRangeFlags(shared.RangeFlags):
@@ -166,7 +186,6 @@ class RestoreFlags(shared.BackupFlags):
     allow_followers: bool = shared.ALLOW_FOLLOWERS()
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
-    storage_flags: shared.StorageFlags
     spark: shared.SparkFlags
     resume: bool = flag(True, "Resume an unfinished restore of this backup, or discard its checkpoint and start over.")
     state: str = flag(
@@ -178,9 +197,9 @@ class RestoreFlags(shared.BackupFlags):
 
 
 class RawRestoreFlags(RestoreFlags, shared.ChosenBackupFlags):
-    chosen: str = shared.chosen_backup("--storage")
     storage: str = shared.CHOSEN_STORAGE()
     point: PointFlags
+    source: shared.LogSourceFlags
 
 
 class PointRestoreFlags(RestoreFlags):
@@ -192,53 +211,23 @@ class PointRestoreFlags(RestoreFlags):
         "URL of the backup to start from, full or incremental, or with ID or newest, parent URL of the backups.",
         metavar="URL",
     )
-    until: str = flag(
-        "latest",
-        "Time to restore to: latest, a PD timestamp, a time or an age.",
-        "--until",
-        "--restored-ts",
-        metavar="TS|TIME|latest",
-    )
-    before: str = BEFORE()
-    allow_inexact: bool = shared.ALLOW_INEXACT()
-    work_storage: str = WORK_STORAGE()
+    point: RequiredPointFlags
 
 
-app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
 PLAN_ROWS = 20
 """Files of a plan that people are shown; JSON has them all."""
 
 
-@app.callback()
-def group() -> None:
-    """Restore a backup into a cluster.
-
-    `tikv-br restore` with flags is short for `tikv-br restore raw`.
-    """
-
-
-@command(
-    app,
-    "restore raw",
-    example="tikv-br restore raw s3://backups/monday --pd 10.0.1.1:2379",
-    cls=RestoreCommand,
-)
+@command("restore raw", example="s3://backups/monday --pd 10.0.1.1:2379", cls=RestoreCommand)
 def restore_raw(flags: RawRestoreFlags, context: typer.Context) -> None:
     """Restore a RawKV backup and verify the result. Reads backups of tikv-br and the Go TiKV-BR."""
-    point = flags.point
-    log = point.source.source(flags.storage_flags)
-    _restore(
-        "restore raw",
-        flags,
-        flags.choose(context),
-        _Point(log, point.until, point.before, point.allow_inexact, point.work_storage),
-    )
+    log = flags.source.source(flags.storage_flags)
+    _restore("restore raw", flags, flags.choose(context), flags.point, log)
 
 
 @command(
-    app,
     "restore point",
-    example="tikv-br restore point s3://backups/monday --pd 10.0.1.1:2379 --storage s3://backups/log --until 2026-05-02T14:31:00Z",
+    example="s3://backups/monday --pd 10.0.1.1:2379 --storage s3://backups/log --until 2026-05-02T14:31:00Z",
     cls=RestoreCommand,
 )
 def restore_point(flags: PointRestoreFlags, context: typer.Context) -> None:
@@ -247,42 +236,7 @@ def restore_point(flags: PointRestoreFlags, context: typer.Context) -> None:
 
     log = LogSource(flags.location, flags.log_id)
     backup = shared.choose(context, flags.storage_flags, "full_backup_storage", flags.chosen, flags.full_backup_storage)
-    _restore(
-        "restore point",
-        flags,
-        backup,
-        _Point(
-            log,
-            "" if flags.before and flags.until == "latest" else flags.until,
-            flags.before,
-            flags.allow_inexact,
-            flags.work_storage,
-        ),
-    )
-
-
-class _Point(NamedTuple):
-    """The time to restore to, as the flags say."""
-
-    log: LogSource | None
-    time: str
-    before: str
-    """The time of ``--before``."""
-    allow_inexact: bool
-    work_storage: str
-
-    def options(self, restore: RestoreOptions, storage_flags: shared.StorageFlags) -> PointOptions | None:
-        """None if the backup is restored as it is: without a time and a log, and if it is not incremental."""
-        if not self.time + self.before and self.log is None and not _is_increment(restore.storage):
-            return None
-        if self.time and self.before:
-            raise UsageError("--until and --before cannot be combined", hint="Pass one of them.")
-        ts = shared.parse_ts_or_latest(self.time or "latest", "--until")
-        before = parse_ts(self.before, "--before") if self.before else 0
-        from tikv_br.point_in_time import PointOptions, just_before
-
-        work = storage_flags.locate(self.work_storage) if self.work_storage else None
-        return PointOptions(restore, self.log, just_before(before) if before else ts, before, self.allow_inexact, work)
+    _restore("restore point", flags, backup, flags.point, log)
 
 
 def _is_increment(storage: StorageLocation) -> bool:
@@ -296,7 +250,9 @@ def _is_increment(storage: StorageLocation) -> bool:
         return False
 
 
-def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _Point) -> None:
+def _restore(
+    name: str, flags: RestoreFlags, storage: StorageLocation, point: PointFlags, log: LogSource | None
+) -> None:
     with reporting(name, flags.report) as draft:
         if flags.mode == "put":
             _check_put(flags)
@@ -328,7 +284,9 @@ def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _P
             flags.range.notice(listener)
             prefixes = [("--rewrite-prefix", each) for each in flags.rewrite_prefix.split("=")]
             shared.notice_ambiguous(listener, flags.range.key_format, prefixes)
-            summary, point_figures = _run(options, point.options(options, flags.storage_flags), flags.out, listener)
+            summary, point_figures = _run(
+                options, point.options(options, log, flags.storage_flags), flags.out, listener
+            )
         if summary is None:
             return
         draft.done(asdict(summary), [*point_figures, *_figures(summary, age=False)])

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tikv_br.storage.crypter import SecretText
     from tikv_br.web.address import Address
 
-app = typer.Typer(rich_markup_mode=None)
 log = logging.getLogger(__name__)
 SHORTEST_REFRESH = 1.0
 STEP = 0.5
@@ -147,9 +146,7 @@ def _log_source(url: str, storage: shared.StorageFlags) -> LogSource:
 
 
 @command(
-    app,
-    "serve",
-    example="tikv-br serve --storage s3://backups --log s3://backups/log --drills s3://backups/drills --pd 10.0.0.1:2379",
+    "serve", example="--storage s3://backups --log s3://backups/log --drills s3://backups/drills --pd 10.0.0.1:2379"
 )
 def serve(flags: ServeFlags) -> None:
     """Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped.

@@ -272,9 +272,6 @@ KEY_FORMAT_ALONE = partial(_KEY_FORMAT, "--key-format")
 """Help for ``--format`` in commands where it has more values."""
 START = partial(flag, "", "Start of the range (inclusive; empty: no bound).", metavar="KEY")
 END = partial(flag, "", "End of the range (exclusive; empty: no bound).", metavar="KEY")
-VALUE_FORM = partial(
-    flag, None, "Format of the value.", "--value-format", show_default="as --key-format; raw if that is text"
-)
 RANGE = (
     "Key range: START (inclusive) to END (exclusive); either may be empty; a colon of a key is \\x3a (may be repeated)."
 )
@@ -313,11 +310,6 @@ SEND_CREDENTIALS = partial(
 SEED = partial(flag, 0, limits=(0, MAX_SEED))
 
 
-def value_form(value_format: KeyForm | None, key_format: KeyForm | None) -> KeyForm:
-    """The form of values: as they are, unless one was asked for."""
-    return value_format or (KeyForm.RAW if key_format in {None, KeyForm.TEXT} else key_format) or KeyForm.RAW
-
-
 class KeyFormatFlags(Flags):
     """Flag of the form of keys."""
 
@@ -327,6 +319,19 @@ class KeyFormatFlags(Flags):
     def form(self) -> KeyForm:
         """The form of keys."""
         return self.key_format or KeyForm.TEXT
+
+
+class KeyAndValueFormatFlags(KeyFormatFlags):
+    """Flags of the forms of a key and its value."""
+
+    value_format: KeyForm | None = flag(
+        None, "Format of the value.", show_default="as --key-format; raw if that is text"
+    )
+
+    @property
+    def value_form(self) -> KeyForm:
+        """The form of values: as they are, unless one was asked for."""
+        return self.value_format or (KeyForm.RAW if self.form is KeyForm.TEXT else self.form)
 
 
 class RangeFlags(KeyFormatFlags):
@@ -414,15 +419,6 @@ class AzblobFlags(Flags, shared=True, prefix="azblob."):
         "", "Azure account key. Prefer AZURE_STORAGE_KEY: flags are visible in `ps`.", metavar="BASE64"
     )
 
-    def options(self) -> AzureOptions:
-        """The flags as options."""
-        return AzureOptions(
-            endpoint=self.endpoint,
-            access_tier=self.access_tier,
-            account_name=self.account_name,
-            account_key=SecretText(self.account_key),
-        )
-
 
 class GcsFlags(Flags, shared=True, prefix="gcs."):
     """Access to Google Cloud Storage."""
@@ -435,15 +431,6 @@ class GcsFlags(Flags, shared=True, prefix="gcs."):
         "Key file of a service account, on each machine that runs tasks (default: the application default credentials).",
         metavar="FILE",
     )
-
-    def options(self) -> GcsOptions:
-        """The flags as options."""
-        return GcsOptions(
-            endpoint=self.endpoint,
-            storage_class=self.storage_class,
-            predefined_acl=self.predefined_acl,
-            credentials_file=self.credentials_file,
-        )
 
 
 class S3Flags(Flags, shared=True, prefix="s3."):
@@ -482,7 +469,8 @@ class S3Flags(Flags, shared=True, prefix="s3."):
     def clouds(self) -> CloudFlags:
         """The flags as options."""
         s3 = self.fill(S3Options, ca=self.ca or os.environ.get("AWS_CA_BUNDLE", ""))
-        return CloudFlags(s3, self.azblob.options(), self.gcs.options())
+        azure = self.azblob.fill(AzureOptions, account_key=SecretText(self.azblob.account_key))
+        return CloudFlags(s3, azure, self.gcs.fill(GcsOptions))
 
 
 class StorageFlags(Flags, shared=True, prefix="crypter."):

@@ -26,17 +26,14 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-app = typer.Typer(rich_markup_mode=None)
-cat_app = typer.Typer(rich_markup_mode=None)
 
 
 class ShowFlags(shared.ChosenBackupFlags):
-    chosen: str = shared.chosen_backup("--storage")
     view: Literal["summary", "ranges", "files"] = flag("summary", "Part of the backup to show.")
     source: shared.LogSourceFlags
 
 
-@command(app, "show", example="tikv-br show s3://backups/monday --view files")
+@command("show", example="s3://backups/monday --view files")
 def show_backup(flags: ShowFlags, context: typer.Context) -> None:
     """Show the summary, the ranges or the files of a backup."""
     backup = flags.backup(context)
@@ -152,19 +149,17 @@ def _bounds(span: KeyRange) -> tuple[str, str]:
     return span.start.hex() or "-", span.end.hex() or "-"
 
 
-class CatFlags(shared.ChosenBackupFlags, shared.KeyFormatFlags):
+class CatFlags(shared.ChosenBackupFlags, shared.KeyAndValueFormatFlags):
     """Flags of ``cat``; a single argument is in `chosen`, even if it is the key."""
 
     chosen: str = shared.chosen_backup("--storage")
     key: str | None = argument(None, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
-    key_format: KeyForm | None = shared.KEY_FORMAT()
-    value_form: KeyForm | None = shared.VALUE_FORM()
     keyspace: int | None = flag(
         None, "Keyspace of the key, by id; required if the backup has several.", limits=(0, MAX_KEYSPACE), metavar="ID"
     )
 
 
-@command(cat_app, "cat", example="tikv-br cat s3://backups/monday user:1")
+@command("cat", example="s3://backups/monday user:1")
 def cat(flags: CatFlags, context: typer.Context) -> None:
     """Print the value of a key in a backup. Exit code 13 if it has no such key."""
     chosen, text = ("", flags.chosen) if flags.key is None else (flags.chosen, flags.key)
@@ -179,7 +174,7 @@ def cat(flags: CatFlags, context: typer.Context) -> None:
         raise KeyNotFound(
             f"the backup has no key {quote(key, flags.form)}{why}", hint="Check the key and --key-format."
         )
-    _write(flags.out, key, found, shared.value_form(flags.value_form, flags.key_format))
+    _write(flags.out, key, found, flags.value_form)
 
 
 def _write(out: Output, key: bytes, found: FoundValue, form: KeyForm) -> None:

@@ -6,26 +6,17 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-import typer
-
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, variable
 from tikv_br.cli.output import human_bytes, listed
 from tikv_br.tasks.session import submitted_master
-
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-
-
-@app.callback()
-def spark() -> None:
-    """Prepare Spark clusters."""
 
 
 class PackFlags(shared.CommandFlags):
     file: str = argument(REQUIRED, "FILE", "Archive to write; its name ends with .tar.gz.")
 
 
-@command(app, "spark pack", example="tikv-br spark pack tikv-br.tar.gz")
+@command("spark pack", example="tikv-br.tar.gz")
 def pack_environment(flags: PackFlags) -> None:
     """Pack tikv-br and the packages that it needs as an archive for --spark-archive. Workers need the same version of Python."""
     from tikv_br.tasks.pack import pack

@@ -8,8 +8,6 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
-import typer
-
 from tikv_br.cli import shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from tikv_br.incremental.pipeline import SyncStatus
     from tikv_br.incremental.sync import SyncOptions
 
-app = typer.Typer(rich_markup_mode=None)
 log = logging.getLogger(__name__)
 SAVED = "The checkpoint is saved: run the same command to resume."
 
@@ -69,9 +66,8 @@ class SyncFlags(shared.CommandFlags):
 
 
 @command(
-    app,
     "sync",
-    example="tikv-br sync --pd 10.0.0.1:2379 --sink tikv://10.0.1.1:2379 --from-backup s3://backups/monday --state-dir s3://backups/sync",
+    example="--pd 10.0.0.1:2379 --sink tikv://10.0.1.1:2379 --from-backup s3://backups/monday --state-dir s3://backups/sync",
 )
 def follow(flags: SyncFlags) -> None:
     """Replicate changes to another cluster or a file, until stopped."""

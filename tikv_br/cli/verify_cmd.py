@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tikv_br.verify.options import Finding
     from tikv_br.verify.run import VerifySummary
 
-app = typer.Typer(rich_markup_mode=None)
-
 
 class ComparedFlags(shared.ClusterFlags):
     """The cluster of ``--level restore``."""
@@ -26,8 +24,6 @@ class ComparedFlags(shared.ClusterFlags):
 
 
 class VerifyFlags(shared.ChosenBackupFlags):
-    chosen: str = shared.chosen_backup("--storage")
-    storage: str = shared.CHOSEN_STORAGE()
     level: Literal["meta", "files", "data", "restore"] = flag(
         "files",
         "meta: metadata and file list. files: also file checksums. data: also every row. restore: compare the cluster at --pd with the "
@@ -36,12 +32,11 @@ class VerifyFlags(shared.ChosenBackupFlags):
     subset: str = flag("100%", "Part of the files to check: 10%, or 3/10 (the third tenth).", metavar="N%|K/N")
     seed: int = shared.SEED("Seed that selects the files of --subset N%.")
     cluster: ComparedFlags
-    storage_flags: shared.StorageFlags
     tasks: shared.TaskFlags
     report: str = shared.REPORT()
 
 
-@command(app, "verify", example="tikv-br verify s3://backups/monday --level data")
+@command("verify", example="s3://backups/monday --level data")
 def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
     """Verify a backup, or compare a cluster with it."""
     with reporting("verify", flags.report) as draft:

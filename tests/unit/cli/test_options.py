@@ -223,6 +223,8 @@ FILLED = {
         Objectives,
         S3Options,
         Settings,
+        GcsOptions,
+        AzureOptions,
     )
 }
 """The fields of what commands fill with flags of the same names."""
