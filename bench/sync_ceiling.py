@@ -28,7 +28,7 @@ from tikv_br.cluster.store import StoreClient
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.feed import FeedOptions
-from tikv_br.incremental.pipeline import ChangeSource, PipelineOptions, Replicator, pipeline
+from tikv_br.incremental.pipeline import PipelineOptions, Replicator, pipeline
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink
 
@@ -93,13 +93,13 @@ def synced(source: Cluster, target: Cluster, dataset: Dataset) -> Took:
 @contextlib.contextmanager
 def replicating(source: Cluster, start_ts: int, sink: Sink, stop: threading.Event) -> Iterator[Replicator]:
     """A sync of all that a source tells after a timestamp, without hold-back; its checkpoints and its safe point are nowhere."""
-    followed = ChangeSource(source, replay_feed.CODEC, KeyRange(*replay_feed.CODEC.rpc_range(b"", b"")))
-    begun = Checkpoint("bench", start_ts, start_ts, 0, 0, "")
+    codec, begun = replay_feed.CODEC, Checkpoint("bench", start_ts, start_ts, 0, 0, "")
+    span = KeyRange(*codec.rpc_range(b"", b""))
     kept = cast("CheckpointStore", _Kept())
     with tempfile.TemporaryDirectory() as scratch:
         options = PipelineOptions(scratch=Path(scratch), feed=FeedOptions(hold_back=0))
         with pipeline(
-            followed, begun, options, sink=sink, checkpoints=kept, safe_point=_Kept(), stop=stop
+            source, codec, span, begun, options, sink=sink, checkpoints=kept, safe_point=_Kept(), stop=stop
         ) as replicator:
             yield replicator
 

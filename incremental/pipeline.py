@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -58,22 +58,36 @@ SAMPLE_SECONDS = 0.1
 MAX_SAMPLES = 1024
 
 
+SAVE_RETRY_SECONDS = 1.0
+"""Seconds between two attempts to save, in addition to the storage's own retries."""
+
+
 class SafePoint(Protocol):
     """The methods of `SafePointKeeper` that the loop uses."""
 
     @property
     def silent_seconds(self) -> float:
         """Return the seconds since the source's PD stopped answering; 0 while it answers."""
+        return 0.0
 
     def check(self) -> None:
         """Raise `SafePointError` if the safe point is lost."""
 
-    def advance(self, safe_point: int) -> None:
+    def advance(self, safe_point: int) -> None:  # noqa: ARG002 - for processes that have one
         """Move the safe point forward."""
+        return
 
 
-SAVE_RETRY_SECONDS = 1.0
-"""Seconds between two attempts to save, in addition to the storage's own retries."""
+@dataclass(frozen=True)
+class NoSafePoint(SafePoint):
+    """For a process whose safe point another one keeps, or that needs none."""
+
+    check_membership: Callable[[], object]
+    """Raises if another process may have taken over."""
+
+    def check(self) -> None:
+        """Check the membership instead."""
+        self.check_membership()
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,13 +448,11 @@ class Replicator:
         if self._checkpoint_ts == self._saved_ts:
             return
         self._save_with_retries(
-            Checkpoint(
-                changefeed_id=self._start.changefeed_id,
+            replace(
+                self._start,
                 checkpoint_ts=self._checkpoint_ts,
                 resolved_ts=self._resolved_ts,
-                epoch=self._start.epoch,
                 saved_ms=time.time_ns() // 1_000_000,
-                subject=self._start.subject,
                 missed=self._missed,
             ),
             patience,
@@ -481,18 +493,11 @@ class PipelineOptions:
     replicate: ReplicateOptions = field(default_factory=ReplicateOptions)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeSource:
-    """The range of a cluster to replicate, in RPC keys."""
-
-    cluster: Cluster
-    codec: KeyCodec
-    span: KeyRange
-
-
 @contextmanager
 def pipeline(
-    source: ChangeSource,
+    cluster: Cluster,
+    codec: KeyCodec,
+    span: KeyRange,
     start: Checkpoint,
     options: PipelineOptions,
     *,
@@ -501,18 +506,11 @@ def pipeline(
     safe_point: SafePoint,
     stop: threading.Event,
 ) -> Iterator[Replicator]:
-    """A replicator that is ready to `run` from a checkpoint. Feed and sorter are closed at the end of the block, the sink is not."""
+    """A replicator of a range (RPC keys), ready to `run` from a checkpoint. Feed and sorter are closed at the end of the block, the sink is not."""
     keep_freed_memory()
     with (
         Sorter(options.sorter_bytes, options.scratch, all_versions=sink.all_versions) as sorter,
-        Feed(
-            source.cluster,
-            source.codec,
-            source.span,
-            start.checkpoint_ts,
-            options.feed,
-            ingests=source.cluster.watched_ingests,
-        ) as feed,
+        Feed(cluster, codec, span, start.checkpoint_ts, options.feed, ingests=cluster.watched_ingests) as feed,
     ):
         yield Replicator(
             start,
@@ -524,7 +522,7 @@ def pipeline(
             options=options.replicate,
             stop=stop,
             feed_status=lambda: feed.status,
-            timestamp_age=source.cluster.timestamp_age,
+            timestamp_age=cluster.timestamp_age,
         )
 
 

@@ -49,8 +49,8 @@ from tikv_br.incremental.handover import (
     state_name,
     warn_of_scan_window,
 )
-from tikv_br.incremental.pipeline import ChangeSource, PipelineOptions, Replicator, SyncStatus, pipeline
-from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, unfenced, wait_for_sink
+from tikv_br.incremental.pipeline import PipelineOptions, Replicator, SyncStatus, pipeline
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, unfenced, wait_for_sink
 from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import LogTarget, Target
 from tikv_br.storage.base import ObjectStore
@@ -127,8 +127,16 @@ def sync(
             log.warning("sync %s: --hold-back is 0: changes are lost when leaders move", options.changefeed_id)
         sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
         replicate = options.replicate
-        patience = SinkPatience(replicate.patience, replicate.longest_wait, stop, wait)
-        sink = wait_for_sink(stack, options.target, origin, sink_options, patience)
+        sink = wait_for_sink(
+            stack,
+            options.target,
+            origin,
+            sink_options,
+            patience=replicate.patience,
+            longest_wait=replicate.longest_wait,
+            stop=stop,
+            report=wait,
+        )
         if sink is None:
             return None
         subject = f"cluster {cluster.cluster_id} {span} to {sink.place}"
@@ -145,7 +153,9 @@ def sync(
         start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
         replicator = stack.enter_context(
             pipeline(
-                ChangeSource(cluster, codec, span),
+                cluster,
+                codec,
+                span,
                 start,
                 options,
                 sink=sink,
@@ -293,15 +303,7 @@ def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Che
     found = checkpoints.load()
     if found is not None:
         _check_subject(found, start.subject)
-    first = Checkpoint(
-        changefeed_id=start.changefeed_id,
-        checkpoint_ts=start.checkpoint_ts if found is None else found.checkpoint_ts,
-        resolved_ts=start.resolved_ts if found is None else found.resolved_ts,
-        epoch=epoch,
-        saved_ms=time.time_ns() // 1_000_000,
-        subject=start.subject,
-        missed=() if found is None else found.missed,
-    )
+    first = replace(found or start, epoch=epoch, saved_ms=time.time_ns() // 1_000_000)
     checkpoints.save(first)
     keeper.advance(first.checkpoint_ts - 1)
     return first

@@ -23,7 +23,7 @@ from tikv_br.errors import (
 from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState, GroupStore, dump
 from tikv_br.incremental.group.scheduler import DeadCaptures
 from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, protect, resolve, service_id, source_codec
-from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, open_sink, wait_for_sink
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink, wait_for_sink
 from tikv_br.incremental.sinks.url import LogTarget, parse
 from tikv_br.patience import wait_until
 
@@ -37,11 +37,11 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
     codec = source_codec(source, keyspace)
     info = replace(asked, keyspace_id=codec.keyspace_id)
     origin = Origin(source.cluster_id, codec.keyspace_id, info.id)
-    patience = SinkPatience(info.patience_ms / 1000, info.backoff_ms / 1000)
     target = parse(asked.sink)
     check_has_feed(source, writes_log=isinstance(target, LogTarget))
     with ExitStack() as stack:
-        opened = wait_for_sink(stack, target, origin, sink, patience)
+        patience, longest_wait = info.patience_ms / 1000, info.backoff_ms / 1000
+        opened = wait_for_sink(stack, target, origin, sink, patience=patience, longest_wait=longest_wait)
         place = info.place if opened is None else opened.place
         start_ts = resolve(start, source, info.range, writes_log=isinstance(target, LogTarget))
         return replace(info, place=place, start_ts=start_ts)

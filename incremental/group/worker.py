@@ -31,7 +31,7 @@ from tikv_br.incremental.group.model import (
 )
 from tikv_br.incremental.handover import CHANGEFEED_STATE, service_id
 from tikv_br.incremental.pipeline import (
-    ChangeSource,
+    NoSafePoint,
     PipelineOptions,
     ReplicateOptions,
     Replicator,
@@ -165,25 +165,6 @@ class Membership:
     """Seconds that a request to a sink may take, and that one may go on arriving after the end of the lease."""
 
 
-class LeaseGuard:
-    """Takes the place of the safe point, which the owner keeps: checks the lease instead."""
-
-    def __init__(self, lease: LeaseHolder) -> None:
-        self._lease = lease
-
-    @property
-    def silent_seconds(self) -> float:
-        """0: the owner asks PD."""
-        return 0.0
-
-    def check(self) -> None:
-        """Raise `EtcdLeaseExpired` once others may have taken over."""
-        self._lease.check()
-
-    def advance(self, safe_point: int) -> None:
-        """Do nothing: the owner reads the checkpoint from etcd."""
-
-
 class Worker:
     """Runs one task in a background thread until it is stopped or fails."""
 
@@ -269,7 +250,6 @@ class Worker:
         self.checkpoints.claim()
         start = self.checkpoints.load()
         codec = KeyCodec(membership.source.api_version, changefeed.keyspace_id)
-        source = ChangeSource(membership.source, codec, KeyRange(self.task.start, self.task.end))
         options = PipelineOptions(
             scratch=membership.scratch,
             sorter_bytes=changefeed.sorter_bytes,
@@ -286,12 +266,14 @@ class Worker:
             changefeed.check_place(sink.place)
             membership.source.ingests.register_follower(service_id(changefeed.id), CHANGEFEED_STATE)
             with pipeline(
-                source,
+                membership.source,
+                codec,
+                KeyRange(self.task.start, self.task.end),
                 start,
                 options,
                 sink=sink,
                 checkpoints=self.checkpoints,
-                safe_point=LeaseGuard(membership.lease),
+                safe_point=NoSafePoint(membership.lease.check),
                 stop=self._stop,
             ) as replicator:
                 self.replicator = replicator

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tikv_br.errors import (
@@ -28,7 +27,7 @@ from tikv_br.errors import (
 )
 from tikv_br.incremental.kafka.client import REQUEST_SECONDS, as_error, client_config, kafka, kafka_errors
 from tikv_br.incremental.kafka.url import KafkaUrl
-from tikv_br.patience import Patience
+from tikv_br.patience import Patience, wait_until
 
 if TYPE_CHECKING:
     import confluent_kafka
@@ -153,9 +152,7 @@ class TopicGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._consumer.close()
 
     @property
@@ -182,7 +179,7 @@ class TopicGroup:
 
     def records(self) -> dict[int, Record]:
         """The records of committed offsets, which another member may still change. Raises `KafkaError`, `SyncStateDamaged`."""
-        found = self._retry_at_start(lambda: self._consumer.committed(self._wanted(), timeout=REQUEST_SECONDS))
+        found = self._ask_committed(may_poll=True)
         return {each.partition: Record.load(each.metadata, self._place(each.partition)) for each in found}
 
     def join(self) -> dict[int, Start]:
@@ -191,14 +188,14 @@ class TopicGroup:
         Raises `KafkaError`, and `TopicDamaged` if the messages at a committed offset no longer exist.
         """
         self._consumer.subscribe([self._url.topic], on_assign=self._on_assign, on_revoke=_ignore, on_lost=_ignore)
-        began = time.monotonic()
-        while not self._starts:
-            self._poll_once(0.2)
-            self._raise_failures()
-            if self._denied is not None:
-                raise self._denied
-            if time.monotonic() - began > max(self._patience, 2 * CONNECT_SECONDS):
-                raise KafkaUnreachable(f"consumer group {self.name} of topic {self._url.topic} does not become stable")
+        wait_until(
+            lambda: bool(self._starts),
+            max(self._patience, 2 * CONNECT_SECONDS),
+            lambda: KafkaUnreachable(f"consumer group {self.name} of topic {self._url.topic} does not become stable"),
+            poll=0.2,
+            check=self._raise_refusals,
+            sleep=self._poll_once,
+        )
         return self._starts
 
     def poll(self, seconds: float) -> list[Received | PartitionEnd]:
@@ -226,17 +223,15 @@ class TopicGroup:
 
     def commit(self, offsets: Mapping[int, int], record: Record) -> None:
         """Commit offsets, with retries while brokers do not answer. Raises `KafkaError`, `SyncFenced`."""
-        began = time.monotonic()
+        failures, began = Patience(self._patience, "--kafka-patience"), time.monotonic()
         while True:
             try:
                 self._commit(offsets, record)
             except KafkaUnreachable as error:
-                patience = min(self._patience, REQUEST_SECONDS) if self._stop.is_set() else self._patience
-                if time.monotonic() - began > patience:
+                failures.fail(error, began)
+                if self._stop.is_set() and failures.failing_seconds > REQUEST_SECONDS:
                     raise
-                if time.monotonic() - self._warned_at > WARN_SECONDS:
-                    self._warned_at = time.monotonic()
-                    log.warning("cannot commit offsets, retrying: %s", error.message)
+                self._warn("cannot commit offsets, retrying", error)
                 self._poll_once(PROBE_SECONDS)  # rejoins the group if that is necessary
                 self._raise_failures()
             else:
@@ -296,23 +291,22 @@ class TopicGroup:
             raise self._module.KafkaException(topic.error)
         return topic
 
-    def _retry_at_start(self, request: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the client returns
-        """Call the client until it answers. Raises `KafkaError`."""
-        began = time.monotonic()
+    def _retry_at_start(self, request: Callable[[], Any], *, may_poll: bool = True) -> Any:  # noqa: ANN401 - what the client returns
+        """Call the client until it answers; in callbacks, without polling. Raises `KafkaError`."""
+        limited = "--kafka-patience" if self._patience < CONNECT_SECONDS else f"{CONNECT_SECONDS:.0f} s"
+        failures, began = Patience(min(self._patience, CONNECT_SECONDS), limited), time.monotonic()
         while True:
             self._denied = None
             try:
                 return request()
             except self._module.KafkaException as error:
                 found = self._error(error.args[0])
-            self._poll_once(0.05)  # calls back with the reason, if the brokers refuse connections
-            self._raise_failures()
-            if self._denied is not None:
-                raise self._denied
+            if may_poll:
+                self._poll_once(0.05)  # calls back with the reason, if the brokers refuse connections
+                self._raise_refusals()
             if not isinstance(found, KafkaUnreachable):
                 raise found
-            if time.monotonic() - began > min(self._patience, CONNECT_SECONDS):
-                raise self._last_error or found
+            failures.fail(self._last_error or found, began)
             time.sleep(0.05)
 
     def _poll_once(self, seconds: float) -> None:
@@ -355,7 +349,7 @@ class TopicGroup:
             self._probed_at, self._warned_at = time.monotonic(), 0.0
 
     def _recovered(self) -> None:
-        self._denied = None
+        self._denied = self._last_error = None
         self._failures.end()
 
     def _probe(self) -> None:
@@ -377,13 +371,22 @@ class TopicGroup:
             raise found
         error_now = self._denied or self._last_error or found
         self._failures.fail(error_now)
+        self._warn("Kafka does not answer, waiting", error_now)
+
+    def _warn(self, what: str, error: KafkaError) -> None:
         if time.monotonic() - self._warned_at > WARN_SECONDS:
             self._warned_at = time.monotonic()
-            log.warning("Kafka does not answer, waiting: %s", error_now.message)
+            log.warning("%s: %s", what, error.message)
 
     def _raise_failures(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def _raise_refusals(self) -> None:
+        """Raise also if the brokers have refused a connection, which is retried later on only."""
+        self._raise_failures()
+        if self._denied is not None:
+            raise self._denied
 
     def _on_assign(self, consumer: Any, assigned: list[Any]) -> None:  # noqa: ANN401 - the client's types
         """Start at our positions or, without any, at those of the group."""
@@ -413,10 +416,11 @@ class TopicGroup:
 
     def _find_starts(self) -> dict[int, Start]:
         starts = {}
-        for each in self._ask(lambda: self._consumer.committed(self._wanted(), timeout=REQUEST_SECONDS)):
+        for each in self._ask_committed(may_poll=False):
             number = each.partition
             place = self._module.TopicPartition(self._url.topic, number)
-            low, high = self._ask(partial(self._consumer.get_watermark_offsets, place, timeout=REQUEST_SECONDS))
+            ask = partial(self._consumer.get_watermark_offsets, place, timeout=REQUEST_SECONDS)
+            low, high = self._retry_at_start(ask, may_poll=False)
             if each.offset < 0:
                 if low > 0:
                     log.warning(
@@ -431,17 +435,6 @@ class TopicGroup:
                 raise self._lost(number, f"offset {each.offset} is next, but it has {low} to {high}")
         return starts
 
-    def _ask(self, request: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the client returns
-        """Retry as `_retry_at_start`, for callbacks, in which polling is impossible."""
-        until = time.monotonic() + min(self._patience, CONNECT_SECONDS)
-        while True:
-            try:
-                return request()
-            except self._module.KafkaException as error:
-                found = self._error(error.args[0], "read offsets of")
-            if not isinstance(found, KafkaUnreachable) or time.monotonic() > until:
-                raise found
-
     def _lost(self, number: int, why: str = "") -> TopicDamaged:
         why = why or f"offset {self._next.get(number, 0)} is next, and no longer exists"
         return TopicDamaged(
@@ -449,8 +442,11 @@ class TopicGroup:
             hint="The topic's retention has removed them. Restore a newer backup into the target, and replay with another --group.",
         )
 
-    def _wanted(self) -> list[confluent_kafka.TopicPartition]:
-        return [self._module.TopicPartition(self._url.topic, number) for number in self._partitions]
+    def _ask_committed(self, *, may_poll: bool) -> list[confluent_kafka.TopicPartition]:
+        wanted = [self._module.TopicPartition(self._url.topic, number) for number in self._partitions]
+        ask = partial(self._consumer.committed, wanted, timeout=REQUEST_SECONDS)
+        found: list[confluent_kafka.TopicPartition] = self._retry_at_start(ask, may_poll=may_poll)
+        return found
 
     def _place(self, number: int) -> str:
         return f"partition {number} of topic {self._url.topic}"

@@ -300,26 +300,26 @@ class JsonCodec(Codec):
             return KafkaMessage(change.key, None, _headers("delete", change.ts))
         expire_ts = b',"expire_ts":%d' % change.expire_ts if change.expire_ts else b""
         value = b'{"op":"put","key":%b,"ts":%d%b,"value":%b}' % (
-            self._key_text(change.key),
+            self._text(change.key, "key"),
             change.ts,
             expire_ts,
             self._value_text(change.value),
         )
         return KafkaMessage(change.key, value, _headers("put", change.ts, change.expire_ts))
 
-    def _key_text(self, data: bytes) -> bytes:
+    def _text(self, data: bytes, what: str) -> bytes:
         match self.encoding:
             case MessageEncoding.BASE64:
                 return b'"%b"' % base64.b64encode(data)
             case MessageEncoding.HEX:
                 return b'"%b"' % data.hex().encode()
             case MessageEncoding.UTF8 | MessageEncoding.JSON:
-                return json.dumps(_text(data, "key"), ensure_ascii=False).encode()
+                return json.dumps(_utf8(data, what), ensure_ascii=False).encode()
 
     def _value_text(self, data: bytes) -> bytes:
         if self.encoding is not MessageEncoding.JSON:
-            return self._key_text(data) if self.encoding is not MessageEncoding.UTF8 else _quoted(data)
-        text = _text(data, "value")
+            return self._text(data, "value")
+        text = _utf8(data, "value")
         try:
             json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -365,17 +365,13 @@ def _headers(operation: str, ts: int, expire_ts: int = 0) -> list[tuple[str, byt
     return [("op", operation.encode()), ("ts", b"%d" % ts), *more]
 
 
-def _text(data: bytes, what: str) -> str:
+def _utf8(data: bytes, what: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise UnencodableChange(
             f"a {what} is not UTF-8, which encoding=utf8 and json require: {error.reason}"
         ) from None
-
-
-def _quoted(data: bytes) -> bytes:
-    return json.dumps(_text(data, "value"), ensure_ascii=False).encode()
 
 
 def _refuse_constant(name: str) -> object:

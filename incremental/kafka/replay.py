@@ -39,8 +39,8 @@ from tikv_br.incremental.kafka.messages import (
 )
 from tikv_br.incremental.kafka.messages import Event as TopicEvent
 from tikv_br.incremental.kafka.url import KafkaUrl
-from tikv_br.incremental.pipeline import SORTER_BYTES, ReplicateOptions, Replicator, SafePoint
-from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, wait_for_sink
+from tikv_br.incremental.pipeline import SORTER_BYTES, NoSafePoint, ReplicateOptions, Replicator
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, wait_for_sink
 from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import TikvTarget
 from tikv_br.incremental.sorter import Sorter
@@ -413,25 +413,6 @@ class _Offsets(CheckpointStore):
         self._group.commit(self._feed.offsets(ts), Record(self._feed.complete_up_to(ts), self._place))
 
 
-class _Membership(SafePoint):
-    """Membership of the consumer group in place of a safe point: losing it stops the replay."""
-
-    def __init__(self, group: TopicGroup) -> None:
-        self._group = group
-
-    @property
-    def silent_seconds(self) -> float:
-        """See `SafePoint.silent_seconds`."""
-        return 0.0
-
-    def check(self) -> None:
-        """Raise `SyncFenced` if another process has taken over."""
-        self._group.check()
-
-    def advance(self, safe_point: int) -> None:
-        """See `SafePoint.advance`."""
-
-
 def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Replay], object]) -> ReplayStatus | None:
     """Apply a topic to a cluster until its end, or until `stop` is set. Calls `watch` before the first change is read.
 
@@ -443,8 +424,15 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
     with ExitStack() as stack:
         group = stack.enter_context(TopicGroup(url, options.group, options.patience, stop))
         group.find_topic()
-        patience = SinkPatience(replicate.patience, replicate.longest_wait, stop)
-        sink = wait_for_sink(stack, options.target, Origin(0, 0), options.sink, patience)
+        sink = wait_for_sink(
+            stack,
+            options.target,
+            Origin(0, 0),
+            options.sink,
+            patience=replicate.patience,
+            longest_wait=replicate.longest_wait,
+            stop=stop,
+        )
         if sink is None:
             return None
         _check_sink(options.group, group.records().values(), sink.place)
@@ -472,7 +460,7 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
             sorter=sorter,
             sink=sink,
             checkpoints=offsets,
-            safe_point=_Membership(group),
+            safe_point=NoSafePoint(group.check),
             options=replicate,
             stop=stop,
         )

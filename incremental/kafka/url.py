@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from tikv_br.cluster.config import split_address
@@ -21,14 +21,9 @@ PASSWORD_VARIABLE = "TIKV_BR_KAFKA_PASSWORD"  # noqa: S105 - the name of a varia
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
 DEFAULT_PORT = 9092
-_LARGEST_MESSAGE = 1_000_000_000  # librdkafka's
-_MOST_PARTITIONS = 1_000_000
-_MOST_REPLICAS = 32_767
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_CLIENT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _BOOLEANS = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
 """Lower-case texts that Go's `strconv.ParseBool` accepts."""
-T = TypeVar("T")
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -95,42 +90,29 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
             "the login in the kafka:// address contains a character that ends it",
             hint=f"Write / as %2F, ? as %3F and @ as %40; better, set {PASSWORD_VARIABLE}.",
         )
-    user_info, _, hosts = parts.netloc.rpartition("@")
     options = _options(parts.query)
-    user, _, password = map(unquote, user_info.partition(":"))
+    user, _, password = map(unquote, parts.netloc.rpartition("@")[0].partition(":"))
     user = options.pop("sasl-user", "") or user
     password = options.pop("sasl-password", "") or password
-    given = KafkaUrl(
-        brokers=_brokers(hosts),
-        topic=_topic(parts.path),
-        protocol=_take(options, "protocol", _protocol, Protocol.OPEN),
-        encoding=_take(options, "encoding", _one_of("encoding", MessageEncoding), MessageEncoding.BASE64),
-        key_prefix=_take(options, "key-prefix", _one_of("key-prefix", KeyPrefix), KeyPrefix.AUTO),
-        partition_num=_take(options, "partition-num", _number("partition-num", _MOST_PARTITIONS), 0),
-        replication_factor=_take(options, "replication-factor", _number("replication-factor", _MOST_REPLICAS), 1),
-        max_message_bytes=_take(
-            options, "max-message-bytes", _number("max-message-bytes", _LARGEST_MESSAGE), MAX_MESSAGE_BYTES
-        ),
-        max_batch_size=_take(options, "max-batch-size", _number("max-batch-size", 1 << 31), MAX_BATCH_SIZE),
-        compression=_take(options, "compression", _choice("compression", COMPRESSIONS, str.lower), "none"),
-        kafka_client_id=_take(options, "kafka-client-id", _client_id, ""),
-        auto_create_topic=_take(options, "auto-create-topic", _bool_parser("auto-create-topic"), True),  # noqa: FBT003 - the default
-        resolved_interval=_take(options, "resolved-interval", _seconds, 1.0),
-        tls=_take(options, "tls", _bool_parser("tls"), "ca" in options or "cert" in options),
-        ca=options.pop("ca", ""),
-        cert=options.pop("cert", ""),
-        key=options.pop("key", ""),
-        sasl_user=user or environ.get(USER_VARIABLE, ""),
-        sasl_password=SecretText(password or environ.get(PASSWORD_VARIABLE, "")),
-        sasl_mechanism=_take(options, "sasl-mechanism", _choice("sasl-mechanism", MECHANISMS, str.upper), ""),
-        password_in_address=bool(password),
-    )
-    _take(options, "kafka-version", _version, "")  # librdkafka asks the brokers
+    values: dict[str, Any] = {
+        name.replace("-", "_"): parsed(name, options.pop(name))
+        for name, parsed in _PARAMETERS.items()
+        if name in options
+    }
     if options:
         raise UsageError(
             f"a kafka:// address has no parameter {', '.join(sorted(options))}",
             hint="docs/kafka.md lists the parameters.",
         )
+    values.pop("kafka_version", None)  # librdkafka asks the brokers
+    given = KafkaUrl(
+        brokers=_brokers(parts.netloc.rpartition("@")[2]),
+        topic=_topic(parts.path),
+        sasl_user=user or environ.get(USER_VARIABLE, ""),
+        sasl_password=SecretText(password or environ.get(PASSWORD_VARIABLE, "")),
+        password_in_address=bool(password),
+        **({"tls": "ca" in values or "cert" in values} | values),
+    )
     _check(given)
     return given
 
@@ -198,17 +180,12 @@ def _topic(path: str) -> str:
     return topic
 
 
-def _take(options: dict[str, str], name: str, parsed: Callable[[str], T], default: T) -> T:
-    text = options.pop(name, None)
-    return default if text is None else parsed(text)
+def _protocol(name: str, text: str) -> Protocol:
+    return Protocol.OPEN if text == "default" else _one_of(Protocol)(name, text)
 
 
-def _protocol(text: str) -> Protocol:
-    return Protocol.OPEN if text == "default" else _one_of("protocol", Protocol)(text)
-
-
-def _one_of(name: str, kind: type[Choice]) -> Callable[[str], Choice]:
-    def parsed(text: str) -> Choice:
+def _one_of(kind: type[Choice]) -> Callable[[str, str], Choice]:
+    def parsed(name: str, text: str) -> Choice:
         try:
             return kind(text)
         except ValueError:
@@ -217,8 +194,8 @@ def _one_of(name: str, kind: type[Choice]) -> Callable[[str], Choice]:
     return parsed
 
 
-def _choice(name: str, choices: tuple[str, ...], normal: Callable[[str], str]) -> Callable[[str], str]:
-    def parsed(text: str) -> str:
+def _choice(choices: tuple[str, ...], normal: Callable[[str], str]) -> Callable[[str, str], str]:
+    def parsed(name: str, text: str) -> str:
         if normal(text) not in choices:
             raise UsageError(f"{name}={text} is not supported", hint=f"Pass one of {', '.join(choices)}.")
         return normal(text)
@@ -226,8 +203,8 @@ def _choice(name: str, choices: tuple[str, ...], normal: Callable[[str], str]) -
     return parsed
 
 
-def _number(name: str, most: int) -> Callable[[str], int]:
-    def parsed(text: str) -> int:
+def _number(most: int) -> Callable[[str, str], int]:
+    def parsed(name: str, text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
             raise UsageError(f"{name}={text} is not valid", hint=f"Pass a number from 1 to {most}.")
         return int(text)
@@ -235,31 +212,49 @@ def _number(name: str, most: int) -> Callable[[str], int]:
     return parsed
 
 
-def _bool_parser(name: str) -> Callable[[str], bool]:
-    def parsed(text: str) -> bool:
-        if text.lower() not in _BOOLEANS:
-            raise UsageError(f"{name}={text} is not valid", hint="Pass true or false.")
-        return _BOOLEANS[text.lower()]
+def _bool(name: str, text: str) -> bool:
+    if text.lower() not in _BOOLEANS:
+        raise UsageError(f"{name}={text} is not valid", hint="Pass true or false.")
+    return _BOOLEANS[text.lower()]
+
+
+def _seconds(name: str, text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", text)
+    if not found:
+        raise UsageError(f"{name}={text} is not valid", hint="Pass a number and one of ms, s, m.")
+    return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0}[found[2]]
+
+
+def _matching(pattern: str, hint: str) -> Callable[[str, str], str]:
+    def parsed(name: str, text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise UsageError(f"{name}={text} is not valid", hint=hint)
+        return text
 
     return parsed
 
 
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", text)
-    if not found:
-        raise UsageError(f"resolved-interval={text} is not valid", hint="Pass a number and one of ms, s, m.")
-    return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0}[found[2]]
-
-
-def _client_id(text: str) -> str:
-    if not _CLIENT_ID.fullmatch(text):
-        raise UsageError(
-            f"kafka-client-id={text} is not valid", hint="Use letters, digits, dots, dashes and underscores."
-        )
+def _path(_name: str, text: str) -> str:
     return text
 
 
-def _version(text: str) -> str:
-    if not re.fullmatch(r"\d+(\.\d+){1,3}", text):
-        raise UsageError(f"kafka-version={text} is not valid", hint="Pass for example 2.4.0.")
-    return text
+_PARAMETERS: Mapping[str, Callable[[str, str], object]] = {
+    "protocol": _protocol,
+    "encoding": _one_of(MessageEncoding),
+    "key-prefix": _one_of(KeyPrefix),
+    "partition-num": _number(1_000_000),
+    "replication-factor": _number(32_767),
+    "max-message-bytes": _number(1_000_000_000),  # librdkafka's limit
+    "max-batch-size": _number(1 << 31),
+    "compression": _choice(COMPRESSIONS, str.lower),
+    "kafka-client-id": _matching(r"[A-Za-z0-9._-]+", "Use letters, digits, dots, dashes and underscores."),
+    "auto-create-topic": _bool,
+    "resolved-interval": _seconds,
+    "tls": _bool,
+    "ca": _path,
+    "cert": _path,
+    "key": _path,
+    "sasl-mechanism": _choice(MECHANISMS, str.upper),
+    "kafka-version": _matching(r"\d+(\.\d+){1,3}", "Pass for example 2.4.0."),
+}
+"""Parameters that are fields of `KafkaUrl`, and how each is parsed."""

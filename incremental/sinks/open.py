@@ -118,36 +118,33 @@ class SinkOptions:
     this sink does not announce it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkPatience:
-    """Retries of opening a sink that does not answer. Times are in seconds."""
-
-    seconds: float = 600.0
-    longest_wait: float = 5.0
-    """Maximum wait between retries (exponential backoff)."""
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Ends the wait when set."""
-    report: Callable[[str], object] = lambda _why: None
-    """Called with the error of each attempt."""
-
-
 def wait_for_sink(
-    stack: ExitStack, target: Target, origin: Origin, options: SinkOptions, patience: SinkPatience
+    stack: ExitStack,
+    target: Target,
+    origin: Origin,
+    options: SinkOptions,
+    *,
+    patience: float,
+    longest_wait: float,
+    stop: threading.Event | None = None,
+    report: Callable[[str], object] = lambda _why: None,
 ) -> Sink | None:
-    """Open a sink until the end of a stack, with retries until it answers; None if stopped before that.
+    """Open a sink until the end of a stack, with retries until it answers; None if `stop` is set before that.
 
+    Retries for `patience` seconds, at most `longest_wait` seconds apart; `report` is called with the error of each attempt.
     Raises as `open_sink`; `ClusterUnreachable` and `RetryBudgetExhausted` only after the patience is exceeded.
     """
-    failures, began, tries = Patience(patience.seconds, "--sink-patience"), time.monotonic(), 0
+    stop = stop or threading.Event()
+    failures, began, tries = Patience(patience, "--sink-patience"), time.monotonic(), 0
     while True:
         try:
             return stack.enter_context(open_sink(target, origin, options))
         except (ClusterUnreachable, RetryBudgetExhausted, KafkaUnreachable) as error:
             failures.fail(error, began)
             log.warning("cannot start yet, retrying: %s", error.message)
-            patience.report(error.message)
+            report(error.message)
         tries += 1
-        if patience.stop.wait(Backoff("sink", 0.1, patience.longest_wait).delay(tries, 0.0)):
+        if stop.wait(Backoff("sink", 0.1, longest_wait).delay(tries, 0.0)):
             return None
 
 
