@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from tikv_br import records
+from tikv_br.archive.checkpoints import newest_checkpoint
 from tikv_br.archive.records import Checkpoint, check_id
 from tikv_br.cluster.etcd_values import Put, absent, modified_at
 from tikv_br.errors import (
     BackupDamaged,
     BackupUnsupported,
-    StorageObjectMissing,
     SyncFenced,
     SyncStateDamaged,
     UsageError,
@@ -79,15 +79,10 @@ class ObjectCheckpoints(CheckpointStore):
 
     def load(self) -> Checkpoint | None:
         """See `CheckpointStore.load`."""
-        # A listing during a takeover may miss the old owner's file, already removed, and the new owner's, not there yet.
-        while saved := self._epochs("checkpoint") or self._epochs("checkpoint"):
-            try:
-                return self._read(max(saved))
-            except StorageObjectMissing:
-                continue  # a later owner has just removed it
-            except (BackupDamaged, BackupUnsupported) as error:
-                raise SyncStateDamaged(f"{self._store.location}: {error.message}") from None
-        return None
+        try:
+            return newest_checkpoint(self._store, self._folder, self._folder)
+        except (BackupDamaged, BackupUnsupported) as error:
+            raise SyncStateDamaged(f"{self._store.location}: {error.message}") from None
 
     def save(self, checkpoint: Checkpoint) -> None:
         """See `CheckpointStore.save`."""
@@ -102,13 +97,6 @@ class ObjectCheckpoints(CheckpointStore):
             self._remove_older()
             self._store.sweep(self._folder, older_than=ABANDONED_SECONDS)
             self._cleaned_up = True
-
-    def _read(self, epoch: int) -> Checkpoint:
-        name = self._checkpoint_name(epoch)
-        found = records.load(Checkpoint, self._store.get(name), name)
-        if (found.changefeed_id, found.epoch) != (self._folder, epoch):
-            raise BackupDamaged(f"{name} is damaged: it belongs to {found.changefeed_id}, epoch {found.epoch}")
-        return found
 
     def _create(self, name: str) -> bool:
         """Create an object unless it exists. Its random content shows whether a lost answer to our request was a success."""

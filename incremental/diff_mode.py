@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -128,32 +129,22 @@ class DiffMode:
         Raises `UsageError` for clusters that cannot be compared, `ConversionUnsupported` for a row with a TTL if the target
         does not support TTLs, and other `TikvBrError`.
         """
-        with self._clusters:
-            self._run(on_pass, on_start, on_failure)
-
-    def _run(
-        self,
-        on_pass: Callable[[Pass], None],
-        on_start: Callable[[], object],
-        on_failure: Callable[[TikvBrError], object],
-    ) -> None:
         every = self._options.exact_every
         failures = Patience(self._options.patience, "--sink-patience")
-        while not self._stop.is_set():
-            began, wait = time.monotonic(), self._options.interval
-            try:
-                on_start()
-                exact = self._exact or (bool(every) and (self._passes + 1) % every == 0)
-                on_pass(self.run_pass(exact=exact))
-                failures.end()
-            except _Stopped:
-                return
-            except (ClusterUnreachable, RetryBudgetExhausted) as error:
-                failures.fail(error, began)
-                log.warning("the pass failed, retrying: %s", error.message)
-                on_failure(error)
-                wait = min(wait, RETRY_SECONDS)
-            self._stop.wait(max(began + wait - time.monotonic(), 0))
+        with self._clusters, suppress(_Stopped):
+            while not self._stop.is_set():
+                began, wait = time.monotonic(), self._options.interval
+                try:
+                    on_start()
+                    exact = self._exact or (bool(every) and (self._passes + 1) % every == 0)
+                    on_pass(self.run_pass(exact=exact))
+                    failures.end()
+                except (ClusterUnreachable, RetryBudgetExhausted) as error:
+                    failures.fail(error, began)
+                    log.warning("the pass failed, retrying: %s", error.message)
+                    on_failure(error)
+                    wait = min(wait, RETRY_SECONDS)
+                self._stop.wait(max(began + wait - time.monotonic(), 0))
 
     def force_exact(self) -> None:
         """Make all passes exact that start from now on. Thread-safe."""
@@ -169,9 +160,10 @@ class DiffMode:
         context, source = self._find_sides()
         plan_ranges(context)
         followed: list[RangePass] = []
+        repair = RepairJob(replace(context.job, exact=exact), delete=True, fence=self._options.fence)
         run_tasks(
             context.units,
-            partial(sync_range, self._repair(replace(context.job, exact=exact)), source, {} if exact else self._known),
+            partial(sync_range, repair, source, {} if exact else self._known),
             options=context.options.where,
             on_result=partial(self._record, followed),
             name_of=str,
@@ -181,9 +173,6 @@ class DiffMode:
         self._known = {span: sums for span, sums in self._known.items() if span in wanted}
         self._passes += 1
         return _pass(self._passes, followed, exact=exact, began_ms=began_ms, seconds=time.monotonic() - began)
-
-    def _repair(self, job: DiffJob) -> RepairJob:
-        return RepairJob(job, delete=True, fence=self._options.fence)
 
     def _find_sides(self) -> tuple[DiffContext, ClusterPlace]:
         """Both clusters, and the source of the two."""
@@ -220,7 +209,8 @@ def sync_range(
     sums: Sums | None = None
     if report.ranges:
         meter.add(report.meter)
-        report = repair_ranges(repair, Repair(unit, _spans(report)), context)
+        spans = tuple(sorted(each.span for each in report.ranges))
+        report = repair_ranges(repair, Repair(unit, spans), context)
     elif (
         not report.counts.expiring  # a row that is about to expire may be kept longer, which changes no checksum
         and _checksums(clusters, job, source, unit.span, meter) == before
@@ -232,10 +222,6 @@ def sync_range(
 
 def _checksums(clusters: ClusterPool, job: DiffJob, source: ClusterPlace, span: KeyRange, meter: Meter) -> Sums:
     return Sums(*(place.side(clusters, meter).sums(span).sums for place in (source, job.b)))
-
-
-def _spans(report: Report) -> tuple[KeyRange, ...]:
-    return tuple(sorted(each.span for each in report.ranges))
 
 
 def _pass(number: int, followed: list[RangePass], *, exact: bool, began_ms: int, seconds: float) -> Pass:

@@ -116,31 +116,31 @@ class SyncStatus:
     """The feed has delivered all changes up to this."""
     checkpoint_lag: float
     resolved_lag: float
-    write_lag: float | None
+    write_lag: float | None = None
     """Estimated time that a write takes from the source to the sink (`WriteLag`); None while there are no writes."""
-    events: int
+    events: int = 0
     """Rows received from the feed, including duplicates."""
-    written: int
+    written: int = 0
     """Rows that the sink has confirmed; of several changes of a key in a batch, only the last is written."""
-    events_per_second: float
-    sorter_memory_bytes: int
-    sorter_disk_bytes: int
-    late_rows: int
-    sink_failures: int
+    events_per_second: float = 0.0
+    sorter_memory_bytes: int = 0
+    sorter_disk_bytes: int = 0
+    late_rows: int = 0
+    sink_failures: int = 0
     """Number of batches that the sink failed and that were retried."""
-    sink_failing_seconds: float
+    sink_failing_seconds: float = 0.0
     """Seconds since the sink stopped accepting writes; 0 while it accepts them.
 
     A failed batch is retried until it succeeds.
     """
-    sink_rate_limit: int
+    sink_rate_limit: int = 0
     """Value of `ReplicateOptions.rate_limit`."""
-    sink_limited_share: float
+    sink_limited_share: float = 0.0
     """Part of the last `RATE_SECONDS` in which changes waited for the rate limit, 0 to 1."""
-    last_error: str
-    pd_silent_seconds: float
+    last_error: str = ""
+    pd_silent_seconds: float = 0.0
     """Seconds since the source's PD stopped answering; 0 while it answers."""
-    feed: FeedStatus
+    feed: FeedStatus = field(default_factory=FeedStatus)
     missed: tuple[str, ...] = ()
     """Ingests into the source whose rows the sink lacks, as they keep older timestamps; also of earlier runs."""
 

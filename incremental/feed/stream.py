@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from tikv_br import retry
 from tikv_br.cancellation import Cancellation
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, metapb_pb2
+from tikv_br.cluster.pb import cdcpb_pb2, metapb_pb2
 from tikv_br.cluster.region_errors import REACTIONS
 from tikv_br.cluster.regions import Region, RegionCache
 from tikv_br.cluster.router import apply_current_regions, apply_leader_hint
@@ -95,20 +95,12 @@ RESOLVED = b"\x12"
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionFailed:
-    """An event that ends a subscription."""
-
-    region_id: int
-    request_id: int
-    error: cdcpb_pb2.Error
-
-
-@dataclass(frozen=True, slots=True)
 class FeedMessage:
     """A decoded message: rows and resolved-ts, which are handled first, and subscriptions that have ended."""
 
     changes: cdc.ChangeEvent
-    failures: tuple[SubscriptionFailed, ...] = ()
+    failures: tuple[cdcpb_pb2.Event, ...] = ()
+    """Events with an error."""
 
 
 def decode_all(data: Sequence[bytes]) -> Iterator[FeedMessage]:
@@ -117,17 +109,13 @@ def decode_all(data: Sequence[bytes]) -> Iterator[FeedMessage]:
     Concatenated messages decode as one message with all their events, which costs about as much as decoding a small one.
     Messages with a resolved-ts are not merged: a message has at most one. Stores send it without events.
     """
-    for is_resolved, group in groupby(data, _has_only_resolved_ts):
+    for is_resolved, group in groupby(data, lambda each: each.startswith(RESOLVED)):
         parts = list(group)
         merged = None if is_resolved or len(parts) == 1 else cdc.parse(b"".join(parts))
         if merged is None:
             yield from map(decode, parts)
         else:
             yield FeedMessage(merged)
-
-
-def _has_only_resolved_ts(data: bytes) -> bool:
-    return data.startswith(RESOLVED)
 
 
 def decode(data: bytes) -> FeedMessage:
@@ -143,11 +131,7 @@ def _decode_with_protobuf(data: bytes) -> FeedMessage:
     except DecodeError as error:
         raise RequestRefused(f"cannot decode a store's change event: {error}") from None
     message.DiscardUnknownFields()
-    failures = tuple(
-        SubscriptionFailed(event.region_id, event.request_id, event.error)
-        for event in message.events
-        if event.HasField("error")
-    )
+    failures = tuple(event for event in message.events if event.HasField("error"))
     rest = cdcpb_pb2.ChangeDataEvent()
     if message.HasField("resolved_ts"):
         rest.resolved_ts.CopyFrom(message.resolved_ts)
@@ -193,9 +177,9 @@ def classify_feed_error(regions: RegionCache, region: Region, error: cdcpb_pb2.E
                 kind, cause, REACTIONS[kind].backoff, immediate=bool(error.epoch_not_match.current_regions)
             )
         case "server_is_busy":
-            return ResubscribeAdvice(
-                kind, _busy(cause, error.server_is_busy), REACTIONS[kind].backoff, _requested_delay(error)
-            )
+            busy = error.server_is_busy
+            cause += f": {busy.reason}" if busy.reason else ""
+            return ResubscribeAdvice(kind, cause, REACTIONS[kind].backoff, busy.backoff_ms / 1000)
         case "congested":
             return ResubscribeAdvice(kind, cause, retry.STORE_BUSY)
         case "duplicate_request":
@@ -214,14 +198,6 @@ def classify_feed_error(regions: RegionCache, region: Region, error: cdcpb_pb2.E
         case _:  # region_not_found, or an unknown kind
             regions.invalidate(region.id)
             return ResubscribeAdvice(kind or "unknown", cause, retry.REGION_MISS)
-
-
-def _busy(cause: str, error: errorpb_pb2.ServerIsBusy) -> str:
-    return f"{cause}: {error.reason}" if error.reason else cause
-
-
-def _requested_delay(error: cdcpb_pb2.Error) -> float:
-    return error.server_is_busy.backoff_ms / 1000
 
 
 CLIENT_VERSION = "6.2.0"

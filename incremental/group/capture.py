@@ -23,8 +23,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, Put, absent, created_at
-from tikv_br.errors import ClusterUnfit, EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged
-from tikv_br.formats.api_version import ApiVersion
+from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged
 from tikv_br.incremental.group.model import (
     MAX_POLL_SECONDS,
     MAX_WRITE_MS,
@@ -38,6 +37,7 @@ from tikv_br.incremental.group.model import (
 )
 from tikv_br.incremental.group.owner import CaptureOwner
 from tikv_br.incremental.group.worker import Membership, Worker
+from tikv_br.incremental.handover import check_has_feed
 from tikv_br.incremental.watch.status import NamedStatus
 
 log = logging.getLogger(__name__)
@@ -78,10 +78,7 @@ class Capture:
 
     def __init__(self, etcd: Etcd, source: Cluster, options: CaptureOptions) -> None:
         """Raises `ClusterUnfit` for a source without a change feed."""
-        if source.api_version is not ApiVersion.V2:
-            raise ClusterUnfit(
-                f"a change feed requires API V2; the source has API {source.api_version.label}, which has no timestamps"
-            )
+        check_has_feed(source, writes_log=False)
         self._store = GroupStore(etcd, source.cluster_id)
         self._source = source
         self._options = options

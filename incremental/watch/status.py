@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from tikv_br.cluster.safepoint import SILENCE_SECONDS, describe_silence
@@ -162,9 +161,7 @@ class History:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stop.set()
         self._thread.join(JOIN_SECONDS)
 
@@ -258,19 +255,12 @@ class PassTracker:
             resolved_ts=ts,
             checkpoint_lag=lag,
             resolved_lag=lag,
-            write_lag=None,
             events=rows,
             written=rows,
             events_per_second=(done.puts + done.deletes) / done.seconds if done.seconds else 0.0,
-            sorter_memory_bytes=0,
-            sorter_disk_bytes=0,
-            late_rows=0,
             sink_failures=self._failure_count,
             sink_failing_seconds=failing,
-            sink_rate_limit=0,
-            sink_limited_share=0.0,
             last_error=self._last_error,
-            pd_silent_seconds=0.0,
             feed=FeedStatus(resolved_ts=ts, regions=done.ranges, rows=rows),
         )
         return [replace(self._plain, status=status)]

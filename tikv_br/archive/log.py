@@ -7,18 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tikv_br.archive.checkpoints import newest_checkpoint
 from tikv_br.archive.records import (
     DATA,
     DESCRIPTION,
     STATE,
     TRUNCATION,
-    Checkpoint,
     LogDescription,
     Segment,
     SegmentName,
     Truncation,
     check_id,
-    checkpoint_epoch,
 )
 from tikv_br.backupset.files import FileEntry, replaced_size_damage, verify_file_content, verify_file_identity
 from tikv_br.backupset.rows import read_rows
@@ -27,7 +26,6 @@ from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, BackupNotFound, LogDamaged, StorageObjectMissing, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
-from tikv_br.records import load
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.url import StorageLocation
 
@@ -372,27 +370,16 @@ def _description(store: ObjectStore, log_id: str) -> LogDescription:
 
 def _checkpoint_ts(store: ObjectStore, description: LogDescription, damage: list[DamagedObject]) -> int:
     """The ts of the newest owner's checkpoint."""
+    if not description.has_checkpoint:
+        return 0
     folder = f"{description.log_id}/{STATE}"
-    name = f"{folder}/checkpoint"
-    problem = f"{name} is missing: whether the log lacks its end is unknown"
-    for _attempt in range(3 if description.has_checkpoint else 0):
-        found = {epoch: info.name for info in store.list(folder) if (epoch := checkpoint_epoch(info.name))}
-        if not found:
-            break
-        name = found[max(found)]
-        try:
-            checkpoint = load(Checkpoint, store.get(name), name)
-        except StorageObjectMissing:
-            continue  # a new owner has just removed it
-        except BackupDamaged as error:
-            problem = error.message
-            break
-        if (checkpoint.changefeed_id, checkpoint.epoch) == (description.log_id, max(found)):
-            return checkpoint.checkpoint_ts
-        problem = f"{name} is damaged: it belongs to {checkpoint.changefeed_id}, epoch {checkpoint.epoch}"
-        break
-    if description.has_checkpoint:
-        damage.append(DamagedObject(name, problem))
+    problem = f"{folder}/checkpoint is missing: whether the log lacks its end is unknown"
+    try:
+        if found := newest_checkpoint(store, folder, description.log_id):
+            return found.checkpoint_ts
+    except BackupDamaged as error:
+        problem = error.message
+    damage.append(DamagedObject(folder, problem))
     return 0
 
 

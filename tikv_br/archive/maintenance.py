@@ -125,10 +125,8 @@ def state_of(store: ObjectStore, log_id: str) -> LogState:
 def set_state(store: ObjectStore, log_id: str, state: LogState) -> None:
     """Pause, resume or stop a log. Raises `UsageError` for a stopped one, as `LogArchive.open` if there is no such log."""
     LogArchive.describe(store, log_id)
-    if state_of(store, log_id) is LogState.STOPPED and state is not LogState.STOPPED:
-        raise UsageError(
-            f"the log {log_id} is stopped", hint="Start another log with another --log-id, and take a full backup."
-        )
+    if state is not LogState.STOPPED:
+        _check_not_stopped(log_id, state_of(store, log_id))
     write_record(store, f"{log_id}/{CONTROL}", Control(log_id, state, time.time_ns() // 1_000_000))
 
 
@@ -137,6 +135,10 @@ def check_active(store: ObjectStore, log_id: str) -> None:
     state = state_of(store, log_id)
     if state is LogState.PAUSED:
         raise UsageError(f"the log {log_id} is paused", hint="Run `tikv-br log resume`, then start it again.")
+    _check_not_stopped(log_id, state)
+
+
+def _check_not_stopped(log_id: str, state: LogState) -> None:
     if state is LogState.STOPPED:
         raise UsageError(
             f"the log {log_id} is stopped", hint="Start another log with another --log-id, and take a full backup."

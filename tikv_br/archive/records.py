@@ -88,11 +88,8 @@ class SegmentName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class InexactPeriod:
-    """Keys and times with possibly missing versions: the feed was interrupted, and then delivers the newest only.
-
-    The state of the keys at `from_ts` and before, and at `to_ts` and later, is complete.
-    """
+class Period:
+    """Keys and times."""
 
     start: Hex
     """RPC keys, as in `span`."""
@@ -105,6 +102,14 @@ class InexactPeriod:
     def span(self) -> KeyRange:
         """Span from `start` to `end`."""
         return KeyRange(self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class InexactPeriod(Period):
+    """Keys and times with possibly missing versions: the feed was interrupted, and then delivers the newest only.
+
+    The state of the keys at `from_ts` and before, and at `to_ts` and later, is complete.
+    """
 
 
 def merge_periods(periods: Iterable[InexactPeriod]) -> tuple[InexactPeriod, ...]:
@@ -121,22 +126,11 @@ def merge_periods(periods: Iterable[InexactPeriod]) -> tuple[InexactPeriod, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class MissedIngest:
+class MissedIngest(Period):
     """Times and span of rows ingested with older timestamps: no segment has them."""
 
-    start: Hex
-    """RPC keys, as in `span`."""
-    end: Hex
-    """Exclusive; ``b""`` = unbounded."""
-    from_ts: int
-    to_ts: int
     cause: str
     """The command that ingested them."""
-
-    @property
-    def span(self) -> KeyRange:
-        """Span from `start` to `end`."""
-        return KeyRange(self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
