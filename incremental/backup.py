@@ -30,7 +30,8 @@ from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import MAX_TS
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.incremental.feed.feed import Feed, Resolved, Rows
+from tikv_br.incremental.feed.events import Resolved, Rows
+from tikv_br.incremental.feed.feed import Feed
 from tikv_br.incremental.handover import backup_ts
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step

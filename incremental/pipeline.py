@@ -33,7 +33,8 @@ from tikv_br.formats import columns
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
-from tikv_br.incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, Missed, Resolved, Rows, Scanned
+from tikv_br.incremental.feed.events import Event, Missed, Resolved, Rows, Scanned
+from tikv_br.incremental.feed.feed import Feed, FeedOptions, FeedStatus
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sorter import Sorter
 from tikv_br.patience import Patience

@@ -1,7 +1,11 @@
 """The change feed of a range: its changes as batches of rows, and its resolved-ts.
 
 Modules, in reading order:
+- events: what a feed yields
 - frontier: which parts of the range have a subscription, and the resolved-ts of each
-- stream: one store's stream: decoding, errors, and locating the regions of gaps
+- inbox: the queue of received messages
+- stream: one store's stream, its errors, and locating the regions of gaps
+- decode: decodes messages
+- ingests: which announced ingests resolved-ts waits for
 - feed: subscribes, resubscribes after errors, and yields rows and resolved-ts
 """

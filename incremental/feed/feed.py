@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from tikv_br.errors import (
     ClusterError,
     ClusterTlsError,
     ClusterUnfit,
-    EtcdUnreachable,
     RequestRefused,
     RetryBudgetExhausted,
     TikvBrError,
@@ -36,10 +35,12 @@ from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.text import show_key
+from tikv_br.incremental.feed.decode import FeedMessage, decode_all
+from tikv_br.incremental.feed.events import Event, Missed, Resolved, Rows, Scanned
 from tikv_br.incremental.feed.frontier import RegionSpan, ResolvedFrontier
+from tikv_br.incremental.feed.inbox import Inbox
+from tikv_br.incremental.feed.ingests import WARN_SECONDS, IngestSource, IngestWatch
 from tikv_br.incremental.feed.stream import (
-    FeedMessage,
-    Inbox,
     LocatedRegions,
     Locator,
     ResubscribeAdvice,
@@ -48,11 +49,7 @@ from tikv_br.incremental.feed.stream import (
     StreamMessages,
     Subscription,
     classify_feed_error,
-    decode_all,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,62 +90,6 @@ def hold_back_for(cluster: Cluster, wanted: float | None) -> float:
             "0s turns it off, which loses changes when leaders move.",
         )
     return wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Changes in any order, possibly with duplicates."""
-
-    batch: pa.RecordBatch
-    """Rows of `tikv_br.formats.columns.SCHEMA`, at least one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """All changes of the range with a ts up to this have been yielded. Each is higher than the previous one."""
-
-    ts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    """An incremental scan has ended. Of a key that was written more than once, it delivers only the newest version.
-
-    So between these timestamps, older versions of keys of `span` may be missing. State up to `from_ts`, and from `to_ts`
-    on, is complete.
-    """
-
-    span: KeyRange
-    """Range of RPC keys."""
-    from_ts: int
-    """All changes up to this were delivered before the scan."""
-    to_ts: int
-    """Upper limit of the timestamps of the scan's rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """Notice that between two timestamps stores ingested rows of `span` with older ones: no feed delivers them."""
-
-    span: KeyRange
-    """Range of RPC keys."""
-    from_ts: int
-    to_ts: int
-    cause: str
-    """The command that ingested them."""
-
-
-Event = Rows | Resolved | Scanned | Missed
-
-
-class IngestSource(Protocol):
-    """The methods of `Ingests` that a feed uses."""
-
-    def revision(self) -> int:
-        """The revision of the last change of any announcement."""
-
-    def read(self) -> tuple[Ingest, ...]:
-        """All announcements."""
 
 
 REPORT_SECONDS = 5.0
@@ -210,25 +151,20 @@ class FeedStatus:
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
 JOIN_SECONDS = 10.0
 POLL_BYTES = 1 << 20
 """Bytes of messages decoded together: decoding one small message costs as much as decoding a large one."""
 CHECK_SECONDS = 5.0
 """Interval of the search for stalled regions."""
-WARN_SECONDS = 60.0
-"""Interval of log messages about a lasting failure."""
-INGEST_SECONDS = 0.5
-"""Interval of reading announcements while an ingest is unfinished."""
 
 
 class Feed:
     """Yields the changes of one range after `start_ts`, each at least once, and the resolved-ts of the range.
 
-    Iterate (or poll) from one thread at a time, which does all the work except reading the streams. Close it, or use it as
-    a context manager; `close` may be called from any thread and ends the iteration.
+    Poll from one thread at a time, which does all the work except reading the streams. Close it, or use it as a context
+    manager; `close` may be called from any thread and ends a `poll`.
 
-    Iterating raises `ClusterUnfit` for a store without a RawKV change feed or of another cluster, `ClusterTlsError` until
+    `poll` raises `ClusterUnfit` for a store without a RawKV change feed or of another cluster, `ClusterTlsError` until
     the first message has arrived, and `RetryBudgetExhausted` if a part of the range has failed for ``options.patience``.
     """
 
@@ -277,13 +213,7 @@ class Feed:
         self._errors: Counter[str] = Counter()
         self._last_error = ""
         self._warn_at = 0.0  # earliest time of the next warning
-        self._ingests = ingests
-        self._ingest_revision = -1  # of the announcements that were read last
-        self._ingests_due = 0.0  # when to read them next, whether or not a span advances
-        self._held: dict[str, Ingest] = {}  # unfinished ones, by id
-        self._passed: set[str] = set()  # ids of finished ones that have been dealt with
-        self._ingested_ts = 0  # when the last of these ended
-        self._unread = ""  # why they cannot be read
+        self._ingests = IngestWatch(ingests, span)
         self._closed = False
         self._lock = threading.Lock()  # so that `close` sees all streams, and none is opened after it
 
@@ -292,12 +222,6 @@ class Feed:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-    def __iter__(self) -> Iterator[Event]:
-        while not self._closed:
-            event = self.poll(POLL_SECONDS)
-            if event is not None:
-                yield event
 
     def poll(self, timeout: float) -> Event | None:
         """The next event; None if there is none within `timeout` seconds, or after `close`."""
@@ -353,7 +277,7 @@ class Feed:
                 errors=dict(self._errors),
                 failing_seconds=time.monotonic() - min(failing) if failing else 0.0,
                 last_error=self._last_error,
-                waits_for=self._unread or ", ".join(f"the end of {each}" for each in self._held.values()),
+                waits_for=self._ingests.waits_for,
             )
 
     # Handling of items from the inbox
@@ -435,62 +359,33 @@ class Feed:
         Rows with new timestamps were announced before those timestamps existed, and `resolved` is newer than the announcements
         that are read after it was received. So those have every ingest whose rows it could pass.
         """
-        now, resolved = time.monotonic(), self._resolved_ts
-        if self._advanced and not self._held:  # computing the resolved-ts of many regions is not cheap
+        resolved = self._resolved_ts
+        if self._advanced and not self._ingests.unfinished:  # computing the resolved-ts of many regions is not cheap
             resolved = self._frontier.resolved_ts
-        is_due = now >= self._ingests_due
-        if self._ingests is not None and (is_due or (resolved > self._resolved_ts and not self._unread)):
-            found = self._read_ingests(self._ingests)
+        if self._ingests.is_due(advances=resolved > self._resolved_ts):
+            found = self._ingests.read()
             with self._lock:
                 if self._closed:
                     return
-                if found is not None:
-                    self._apply_ingests(found)
-            self._ingests_due = now + INGEST_SECONDS if self._held or self._unread else math.inf
+                for each in self._ingests.update(found, self._resolved_ts):
+                    self._deliver(each)
             resolved = min(resolved, self._frontier.resolved_ts)
-        if self._held or self._unread:
+        if self._ingests.waits_for:
             return
         self._advanced = False
         # Not into an ingest: started from there, a feed could not tell that its rows were delivered.
-        if resolved > self._resolved_ts and resolved >= self._ingested_ts:
+        if resolved > self._resolved_ts and resolved >= self._ingests.finished_ts:
             self._resolved_ts = resolved
             self._events.append(Resolved(resolved))
 
-    def _read_ingests(self, ingests: IngestSource) -> tuple[Ingest, ...] | None:
-        """All announcements; None if they have not changed, or cannot be read (`_unread`)."""
-        try:
-            revision = ingests.revision()
-            found = ingests.read() if revision != self._ingest_revision else None
-        except (EtcdUnreachable, ClusterTlsError) as error:
-            self._unread = f"PD's etcd: {error.message}"
-            now = time.monotonic()
-            if now >= self._warn_at:
-                self._warn_at = now + WARN_SECONDS
-                log.warning("cannot read announcements of ingests, resolved-ts stands still: %s", error.message)
-            return None
-        self._unread, self._ingest_revision = "", revision
-        return found
-
-    def _apply_ingests(self, found: Sequence[Ingest]) -> None:
-        """Hold the resolved-ts while ingests are unfinished; scan the ranges of finished ones again."""
-        names = {each.id for each in found}
-        self._held = {name: each for name, each in self._held.items() if name in names}  # others are withdrawn
-        for each in found:
-            if each.id in self._passed or not each.concerns(self._span, self._resolved_ts):
+    def _deliver(self, ingest: Ingest) -> None:
+        """Scan the ranges of a finished ingest again, and report what no scan delivers."""
+        for span in (intersection(each, self._span) for each in ingest.ranges):
+            if span.is_empty:
                 continue
-            if not each.finished_ts:
-                if each.id not in self._held:
-                    log.info("resolved-ts %d waits for the end of %s", self._resolved_ts, each)
-                self._held[each.id] = each
-                continue
-            self._held.pop(each.id, None)
-            self._passed.add(each.id)
-            self._ingested_ts = max(self._ingested_ts, each.finished_ts)
-            spans = [intersection(span, self._span) for span in each.ranges]
-            for span in (span for span in spans if not span.is_empty):
-                if not each.can_be_followed(self._resolved_ts):
-                    self._events.append(Missed(span, self._resolved_ts, each.finished_ts, str(each)))
-                self._scan_again(self._codec.bound(span.start), self._codec.bound(span.end))
+            if not ingest.can_be_followed(self._resolved_ts):
+                self._events.append(Missed(span, self._resolved_ts, ingest.finished_ts, str(ingest)))
+            self._scan_again(self._codec.bound(span.start), self._codec.bound(span.end))
 
     def _scan_again(self, start: bytes, end: bytes) -> None:
         """End the subscriptions of a range: new ones deliver all changes since the resolved-ts of the feed."""
@@ -554,7 +449,7 @@ class Feed:
 
     def _next_wakeup(self) -> float:
         wakeup = self._next_check if self._locator.busy else min(self._next_retry, self._next_check)
-        return wakeup if self._ingests is None else min(wakeup, self._ingests_due)
+        return min(wakeup, self._ingests.due_at)
 
     def _end_stalled(self, now: float) -> None:
         """End subscriptions that make no progress, to resubscribe: a leader that lost its followers sends nothing at all."""

@@ -1,16 +1,11 @@
-"""The stream of one store and its subscriptions, decoding of its messages, errors, and locating the regions of gaps."""
+"""The stream of one store and its subscriptions, errors that end them, and locating the regions of gaps."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Generic, TypeVar
-
-from google.protobuf.message import DecodeError
 
 from tikv_br import retry
 from tikv_br.cancellation import Cancellation
@@ -21,131 +16,9 @@ from tikv_br.cluster.regions import Region, RegionCache
 from tikv_br.cluster.router import apply_current_regions, apply_leader_hint
 from tikv_br.cluster.store import EventFeed, StoreClient
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused, TikvBrError
-from tikv_br.formats import cdc
 from tikv_br.incremental.feed.frontier import RegionSpan
+from tikv_br.incremental.feed.inbox import Inbox, InboxClosed
 from tikv_br.retry import Backoff
-
-T = TypeVar("T")
-
-
-class InboxClosed(Exception):
-    """The inbox was closed."""
-
-
-class Inbox(Generic[T]):
-    """A FIFO queue bounded by the total size of its items. Thread-safe."""
-
-    def __init__(self, limit: int) -> None:
-        """`limit` is in bytes; a single item may be larger."""
-        self._limit = limit
-        self._items: deque[tuple[T, int]] = deque()
-        self._bytes = 0
-        self._closed = False
-        self._changed = threading.Condition()
-
-    @property
-    def bytes(self) -> int:
-        """Total size of the queued items."""
-        return self._bytes
-
-    def put(self, item: T, size: int) -> None:
-        """Add an item; waits until there is room. Raises `InboxClosed`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._bytes or self._bytes + size <= self._limit)
-            if self._closed:
-                raise InboxClosed
-            self._add(item, size)
-
-    def put_now(self, item: T) -> None:
-        """Add an item of size 0 without waiting; no effect if the inbox is closed."""
-        with self._changed:
-            if not self._closed:
-                self._add(item, 0)
-
-    def get(self, timeout: float, most: int) -> list[T]:
-        """Take at least one item, and more up to `most` bytes. Empty after `timeout` seconds, or if the inbox is closed."""
-        items: list[T] = []
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._items, timeout)
-            while self._items and (not items or self._items[0][1] <= most):
-                item, size = self._items.popleft()
-                items.append(item)
-                most -= size
-                self._bytes -= size
-            if items:
-                self._changed.notify_all()
-        return items
-
-    def close(self) -> None:
-        """Drop all items and wake all waiting threads."""
-        with self._changed:
-            self._closed = True
-            self._items.clear()
-            self._bytes = 0
-            self._changed.notify_all()
-
-    def _add(self, item: T, size: int) -> None:
-        self._items.append((item, size))
-        self._bytes += size
-        self._changed.notify_all()
-
-
-RESOLVED = b"\x12"
-"""The tag of the field ``resolved_ts``, with which a message without events starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class FeedMessage:
-    """A decoded message: rows and resolved-ts, which are handled first, and subscriptions that have ended."""
-
-    changes: cdc.ChangeEvent
-    failures: tuple[cdcpb_pb2.Event, ...] = ()
-    """Events with an error."""
-
-
-def decode_all(data: Sequence[bytes]) -> Iterator[FeedMessage]:
-    """Decode serialized messages of one stream, in order (see `decode`); adjacent messages are merged if possible.
-
-    Concatenated messages decode as one message with all their events, which costs about as much as decoding a small one.
-    Messages with a resolved-ts are not merged: a message has at most one. Stores send it without events.
-    """
-    for is_resolved, group in groupby(data, lambda each: each.startswith(RESOLVED)):
-        parts = list(group)
-        merged = None if is_resolved or len(parts) == 1 else cdc.parse(b"".join(parts))
-        if merged is None:
-            yield from map(decode, parts)
-        else:
-            yield FeedMessage(merged)
-
-
-def decode(data: bytes) -> FeedMessage:
-    """Decode a ``cdcpb.ChangeDataEvent``. Raises `RequestRefused` for damaged bytes and for transactional rows."""
-    changes = cdc.parse(data)
-    return _decode_with_protobuf(data) if changes is None else FeedMessage(changes)
-
-
-def _decode_with_protobuf(data: bytes) -> FeedMessage:
-    """Decode a message with fields that `cdc.parse` does not know: split off errors, drop unused fields, parse the rest."""
-    try:
-        message = cdcpb_pb2.ChangeDataEvent.FromString(data)
-    except DecodeError as error:
-        raise RequestRefused(f"cannot decode a store's change event: {error}") from None
-    message.DiscardUnknownFields()
-    failures = tuple(event for event in message.events if event.HasField("error"))
-    rest = cdcpb_pb2.ChangeDataEvent()
-    if message.HasField("resolved_ts"):
-        rest.resolved_ts.CopyFrom(message.resolved_ts)
-    for event in message.events:
-        if not event.HasField("error"):
-            rest.events.add().CopyFrom(event)
-    for event in rest.events:
-        for row in event.entries.entries:
-            for unused in ("old_value", "txn_source", "generation"):
-                row.ClearField(unused)
-    changes = cdc.parse(rest.SerializeToString())
-    if changes is None:
-        raise RequestRefused("cannot decode a store's change event: it has rows other than RawKV puts and deletes")
-    return FeedMessage(changes, failures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from tikv_br.errors import SyncStateMismatch, TopicDamaged, TopicUnresolved, UsageError
 from tikv_br.formats import columns
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
-from tikv_br.incremental.feed.feed import Event, Resolved, Rows
+from tikv_br.incremental.feed.events import Event, Resolved, Rows
 from tikv_br.incremental.kafka.group import PartitionEnd, Received, Record, Start, TopicGroup
 from tikv_br.incremental.kafka.messages import (
     KEYSPACE_HEADER,

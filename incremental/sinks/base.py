@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tikv_br.incremental.feed.feed import Missed, Scanned
+    from tikv_br.incremental.feed.events import Missed, Scanned
 
 
 class Sink(Protocol):

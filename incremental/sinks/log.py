@@ -11,7 +11,7 @@ from tikv_br.incremental.sinks.base import Sink
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tikv_br.incremental.feed.feed import Missed, Scanned
+    from tikv_br.incremental.feed.events import Missed, Scanned
 
 
 class LogSink(Sink):

@@ -32,7 +32,7 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.rawscan import RawPage, ScanPage
 from tikv_br.formats.rows import from_storage
 from tikv_br.formats.sst import MemorySource, SstOptions, SstReader, SstWriter
-from tikv_br.incremental.feed.stream import decode
+from tikv_br.incremental.feed.decode import decode
 
 CODEC = KeyCodec(ApiVersion.V2)
 V1 = KeyCodec(ApiVersion.V1)

@@ -15,7 +15,7 @@ import mmh3
 import pytest
 
 from tikv_br.errors import TopicDamaged, TopicUnresolved, UsageError
-from tikv_br.incremental.feed.feed import Resolved, Rows
+from tikv_br.incremental.feed.events import Resolved, Rows
 from tikv_br.incremental.kafka.group import PartitionEnd, Received, Start
 from tikv_br.incremental.kafka.messages import Change, KeyPrefix, OpenCodec, UserKeys
 from tikv_br.incremental.kafka.replay import TopicFeed

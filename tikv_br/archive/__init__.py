@@ -3,6 +3,7 @@
 Talks to the storage only, never to a cluster. Modules, in reading order:
 
 - `records`: the records of a log, and the names of its objects
+- `checkpoints`: reads the newest checkpoint of a writer
 - `log`: opens a log, finds gaps, and chooses the files of a range and a time
 - `writer`: writes data files and segments
 - `lookup`: the changes of one key

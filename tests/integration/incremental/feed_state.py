@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tikv_br.incremental.feed.feed import Feed, Missed, Resolved, Rows
+from tikv_br.incremental.feed.events import Missed, Resolved, Rows
+from tikv_br.incremental.feed.feed import Feed
 
 PATIENCE = 90.0
 """Seconds that a slow machine may take to catch up."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.unit.incremental.changes import Change, batch
-from tikv_br.incremental.feed.feed import Resolved, Rows
+from tikv_br.incremental.feed.events import Resolved, Rows
 
 
 @dataclass

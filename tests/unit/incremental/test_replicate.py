@@ -21,7 +21,7 @@ from tikv_br.errors import (
     SyncFenced,
 )
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, ObjectCheckpoints
-from tikv_br.incremental.feed.feed import Resolved, Rows
+from tikv_br.incremental.feed.events import Resolved, Rows
 from tikv_br.incremental.pipeline import MAX_SAMPLES, Rate, ReplicateOptions, Replicator, WriteLag
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sorter import Sorter

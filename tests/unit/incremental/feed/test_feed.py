@@ -38,7 +38,8 @@ from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, RetryBud
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.incremental.feed.feed import Event, Feed, Resolved, Rows, Scanned
+from tikv_br.incremental.feed.events import Event, Resolved, Rows, Scanned
+from tikv_br.incremental.feed.feed import Feed
 
 
 @pytest.fixture
@@ -317,9 +318,7 @@ def test_a_slow_consumer_slows_the_stores(feeds: ScriptedFeeds) -> None:
     limit = 250_000
     with feeds.feed(queue_bytes=limit) as feed:
         found = 0
-        for event in feed:
-            if isinstance(event, Resolved):
-                break
+        while not isinstance(event := feed.poll(60.0), Resolved):
             while not found and feed.status.queued_bytes < limit - 100_000:
                 time.sleep(0.01)  # let the store fill the queue
             assert feed.status.queued_bytes <= limit
@@ -407,14 +406,14 @@ def test_a_queued_scan_is_not_stalled(feeds: ScriptedFeeds) -> None:
         assert feed.status.errors == {"stalled": 1}
 
 
-def test_closing_ends_the_iteration(feeds: ScriptedFeeds) -> None:
-    """Closing from another thread ends a waiting consumer's loop."""
+def test_closing_ends_a_poll(feeds: ScriptedFeeds) -> None:
+    """Closing from another thread ends the wait of a consumer."""
     feeds.script(1, all_of(at=10))
     with feeds.feed() as feed:
         until_resolved(feed, 10)
         closer = threading.Timer(0.2, feed.close)
         closer.start()
-        assert list(feed) == []
+        assert feed.poll(60.0) is None
         closer.join()
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tikv_br.errors import SyncStateDamaged, TopicDamaged
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
-from tikv_br.incremental.feed.feed import Resolved, Rows
+from tikv_br.incremental.feed.events import Resolved, Rows
 from tikv_br.incremental.kafka.group import PartitionEnd, Received, Record, Start
 from tikv_br.incremental.kafka.messages import Change, OpenCodec, UserKeys
 from tikv_br.incremental.kafka.replay import ReplayLimits, TopicFeed, Unapplied
