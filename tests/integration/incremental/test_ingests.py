@@ -325,14 +325,14 @@ def test_a_sync_copies_what_is_restored_into_its_source(
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 76, err
-        [missed] = json.loads(out.splitlines()[-2])["missed"]
-        assert "restore raw" in missed
+        missed = json.loads(out.splitlines()[-2])["missed"]
+        assert "restore raw" in missed[-1]  # others may be of tests that ended right before the start-ts
     with running("sync", "--pd", source.pd, "--sink", f"tikv://{target.pd}", *state, *quick) as again:
         source.raw().put(b"later", b"one")
         eventually(lambda: contents(target).get(b"later") == b"one")
         again.send_signal(signal.SIGTERM)
         out, err = again.communicate(timeout=60)
-        assert (again.returncode, json.loads(out.splitlines()[-2])["missed"]) == (76, [missed]), err
+        assert (again.returncode, json.loads(out.splitlines()[-2])["missed"]) == (76, missed), err
 
 
 @pytest.mark.slow
