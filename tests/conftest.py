@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support.browser import Page, browser
 from tests.support.tools import ROOT, unpack_golden
 from tikv_br import cancellation
 from tikv_br.storage import outage
@@ -51,6 +52,13 @@ def golden() -> Path:
     if not path.is_dir():
         pytest.fail(f"TIKV_BR_GOLDEN={named} is not a folder: unset it to use the recording in tests/data/golden")
     return path
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    """Return a tab of a browser."""
+    with browser() as page:
+        yield page
 
 
 @pytest.fixture(autouse=True)

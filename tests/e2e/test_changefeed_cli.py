@@ -77,12 +77,6 @@ def group(source: LiveCluster, etcd: str, capsys: pytest.CaptureFixture[str]) ->
         signal.signal(number, handler)
 
 
-def safe_points(source: LiveCluster) -> dict[str, int]:
-    """Safe points in PD, by name."""
-    points = source.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
-    return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
-
-
 @pytest.mark.core("changefeed")
 def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     """Created, listed, queried, paused, changed, resumed and removed; each wrong step ends with its own code."""
@@ -92,7 +86,7 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     assert (created["state"], created["spans"], created["start"], created["end"]) == ("normal", 2, "", b"m".hex())
     assert created["checkpoint_ts"] == created["start_ts"]
     assert 0 < created["checkpoint_lag"] < 600
-    assert safe_points(source)[service_id("one")] == created["start_ts"] - 1
+    assert source.safe_points()[service_id("one")] == created["start_ts"] - 1
     group("changefeed", "create", "--id", "one", "--sink", "blackhole://", "--start-ts", "now", code=74)
     short = ("--start-ts", "now", "--hold-back", "2s")
     refused = group("changefeed", "create", "--id", "short", "--sink", "blackhole://", *short, code=2).last
@@ -121,7 +115,7 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     assert "sub-spans" in group.table("capture", "list")
     assert group("processor", "list").lines == []
     assert group("changefeed", "remove", "one").last["message_type"] == "removed"
-    assert service_id("one") not in safe_points(source)
+    assert service_id("one") not in source.safe_points()
     group("changefeed", "query", "one", code=73)
     assert group("changefeed", "list").lines == []
 
@@ -135,7 +129,7 @@ def test_the_default_name(group: Group, source: LiveCluster) -> None:
     assert [line["id"] for line in group("changefeed", "list").lines] == ["default"]
     group("changefeed", "remove", "default")
     assert group(*create).last["id"] == "changefeed"
-    assert service_id("changefeed") in safe_points(source)
+    assert service_id("changefeed") in source.safe_points()
     group("changefeed", "remove", "changefeed")
 
 
@@ -167,7 +161,7 @@ def test_invalid_changefeeds_are_refused(group: Group, source: LiveCluster, etcd
     assert f"--sink tikv://127.0.0.1:{port} does not answer" in silent
     assert "--sink-patience" in silent
     assert group("changefeed", "list").lines == []
-    assert safe_points(source) == {}
+    assert source.safe_points() == {}
 
 
 @pytest.mark.core("sync")
@@ -189,7 +183,7 @@ def test_a_sync_with_its_state_in_etcd(group: Group, source: LiveCluster, etcd: 
     assert kept.keys() == {"owner", "checkpoint"}
     found = json.loads(kept["checkpoint"].value)["content"]
     assert found["epoch"] == kept["owner"].mod_revision
-    assert safe_points(source)[service_id("plain")] == found["checkpoint_ts"] - 1
+    assert source.safe_points()[service_id("plain")] == found["checkpoint_ts"] - 1
     group("changefeed", "create", "--id", "plain", "--sink", "blackhole://", "--start-ts", "now", code=74)
     source.cluster.pd.update_service_safe_point(service_id("plain"), 0, 0)
 

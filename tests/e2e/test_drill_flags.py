@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import Page, browser
+from tests.support.browser import Page
 from tests.support.documented import assert_documented
 from tests.support.listener import Listener, listening
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -49,13 +49,6 @@ def recovery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """An empty V2 cluster."""
     with live_cluster(tmp_path_factory.mktemp("recovery"), ApiVersion.V2, stores=1) as live:
         yield live
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    """Return a tab."""
-    with browser() as page:
-        yield page
 
 
 @pytest.fixture

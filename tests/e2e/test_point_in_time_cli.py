@@ -164,15 +164,3 @@ def test_incremental_backups(place: Place) -> None:
         *place.words(commands("A new full backup without reading the cluster")[0].replace("tuesday", "sunday"))
     )
     assert nothing.code == 2
-
-
-@pytest.mark.parametrize(
-    "time", ["yesterday", "2026-11-22", "2026-11-22T14:61:00", "-1", "1e30", "18446744073709551616"]
-)
-def test_times_that_are_none(time: str, tmp_path: Path) -> None:
-    """Before anything is read."""
-    done = tikv_br(
-        "restore", "raw", "--storage", f"local://{tmp_path}", "--log", f"local://{tmp_path}", "--until", time
-    )
-    assert done.code == 2, done.err
-    assert "is not a time" in done.err

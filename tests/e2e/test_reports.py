@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import Page, browser
+from tests.support.browser import Page
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.cli.main import run
 from tikv_br.formats.api_version import ApiVersion
 
 KEYS = 400
 PLOTS = "[...document.querySelectorAll('svg[data-plot]')].map(plot => plot.dataset.plot)"
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    """Return a tab."""
-    with browser() as page:
-        yield page
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.browser import Page, browser
+from tests.support.browser import Page
 from tests.unit.serve.samples import NOW_MS, overview, troubled
 from tikv_br.serve.model import Overview
 from tikv_br.serve.web import Site
@@ -54,13 +54,6 @@ OVERFLOWING = """
 [...document.querySelectorAll("section, table, th, td, dd, p, li")]
   .filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth).map(each => each.outerHTML.slice(0, 200))
 """
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    """One browser for all tests of this module."""
-    with browser() as page:
-        yield page
 
 
 @contextmanager

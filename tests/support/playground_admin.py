@@ -37,6 +37,11 @@ class PlaygroundAdmin:
         """All regions in key order."""
         return list(self.get("regions"))
 
+    def safe_points(self) -> dict[str, int]:
+        """What PD holds for services, by name, but for GC's own."""
+        points = self.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
+        return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
+
     def fail(self, rpc: str, action: Json, **limits: float) -> int:
         """Arm a failpoint (see `tikv_br.playground.failpoints`) and return its id."""
         return int(self._call("POST", "failpoints", {"rpc": rpc, "action": action, **limits})["id"])

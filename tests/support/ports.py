@@ -28,6 +28,16 @@ def reserve_port(owner: object) -> int:
     return port
 
 
+def accepts(address: str) -> bool:
+    """Whether something listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 def _bound() -> socket.socket:
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

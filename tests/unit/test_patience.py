@@ -6,23 +6,14 @@ import re
 
 import pytest
 
+from tests.support.clock import Clock
 from tikv_br.errors import ClusterUnreachable, KafkaUnreachable
 from tikv_br.patience import Patience, wait_until
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
 def test_failures_in_a_row_count_from_the_first() -> None:
     """A success starts over."""
-    clock = Clock()
+    clock = Clock(100.0)
     patience = Patience(10, "--sink-patience", clock=clock)
     patience.fail(ClusterUnreachable("store 1 is silent"), began=98.0)
     clock.now = 107.0
@@ -37,7 +28,7 @@ def test_failures_in_a_row_count_from_the_first() -> None:
 
 def test_a_spent_patience_raises_the_last_error_with_the_time() -> None:
     """The class and the hint stay: they decide the exit code and what the user does."""
-    clock = Clock()
+    clock = Clock(100.0)
     patience = Patience(10, "--kafka-patience", "the sink", clock=clock)
     patience.begin()
     clock.now += 10.6

@@ -9,23 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.clock import Clock
 from tikv_br import retry
 from tikv_br.cancellation import CLEAN_UP_SECONDS, SIGNAL_SECONDS, clean_up, clean_up_seconds, request_seconds
 from tikv_br.errors import ClusterUnreachable, EtcdUnreachable, RetryBudgetExhausted
 from tikv_br.retry import Backoff, Backoffer, Outage, RetryPolicy
-
-
-class Clock:
-    """Time that passes only by sleeping."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.slept.append(seconds)
-        self.now += seconds
 
 
 def on_clock(clock: Clock, policy: RetryPolicy, what: str = "a call", chance: float = 0.0) -> Backoffer:

@@ -19,14 +19,12 @@ from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import (
     BackupDamaged,
     BackupPathInUse,
-    ConversionUnsupported,
     CoverageError,
     Interrupted,
     LeaseHeld,
     NothingMatched,
     SafePointError,
     TikvBrError,
-    UsageError,
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted
@@ -45,12 +43,6 @@ def v2(clusters: Clusters) -> LiveCluster:
     return live
 
 
-def safe_points(live: LiveCluster) -> dict[str, int]:
-    """Return what PD holds for services of ours."""
-    points = live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
-    return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
-
-
 def files_at(place: str) -> list[str]:
     """Return the names of all files below a folder."""
     return sorted(str(path.relative_to(place)) for path in Path(place).rglob("*") if path.is_file())
@@ -61,11 +53,11 @@ def test_backup_ts_is_protected_from_before_the_scan_until_after_the_end(v2: Liv
     during: list[dict[str, int]] = []
     before = v2.cluster.pd.tso()
     wanted = options(v2, safe_interval=90)
-    summary = backup(wanted, when(StepStarted, "copy", lambda: during.append(safe_points(v2)))).summary
+    summary = backup(wanted, when(StepStarted, "copy", lambda: during.append(v2.safe_points()))).summary
     after = v2.cluster.pd.tso()
     held = {service_id(summary.run_id): summary.backup_ts - 1}
     assert during == [held]
-    assert safe_points(v2) == held
+    assert v2.safe_points() == held
     assert physical_ms(before) - 90_000 <= physical_ms(summary.backup_ts) <= physical_ms(after) - 90_000
     kept = BackupSet.open(open_store(wanted.storage))
     assert kept.backup_ts == summary.backup_ts
@@ -85,14 +77,14 @@ def test_an_interruption_after_the_commit_promises_no_resume(v2: LiveCluster, op
     assert "resumes the backup" not in interrupted.value.hint
     with pytest.raises(BackupPathInUse):
         backup(wanted)
-    for name in safe_points(v2):
+    for name in v2.safe_points():
         v2.cluster.pd.update_service_safe_point(name, 0, 0)
 
 
 def test_gcttl_zero_leaves_no_safe_point(v2: LiveCluster, options: Options) -> None:
     """With a TTL of 0 there is no tail."""
     backup(options(v2, gc_ttl=0))
-    assert safe_points(v2) == {}
+    assert v2.safe_points() == {}
 
 
 def test_writes_after_backup_ts_was_chosen_get_a_larger_ts(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
@@ -111,7 +103,7 @@ def test_gc_that_has_passed_is_refused(options: Options, tmp_path: Path) -> None
         wanted = options(live, safe_interval=60)
         with pytest.raises(SafePointError, match="passed"):
             backup(wanted)
-        assert safe_points(live) == {}
+        assert live.safe_points() == {}
     assert files_at(wanted.storage.path) == []
 
 
@@ -188,7 +180,7 @@ def test_a_dry_run_writes_nothing_anywhere(v2: LiveCluster, options: Options) ->
     assert report.summary.dry_run
     assert report.plan[0].start == b"r\0\0\0"
     assert report.plan[-1].end == b"r\0\0\1"
-    assert safe_points(v2) == {}
+    assert v2.safe_points() == {}
     assert not Path(wanted.storage.path).exists()
 
 
@@ -214,32 +206,3 @@ def test_an_empty_keyspace_makes_an_empty_backup_if_that_is_allowed(v2: LiveClus
     kept = BackupSet.open(open_store(wanted.storage))
     assert (summary.total_kvs, summary.files, kept.files) == (0, 0, ())
     assert [part.start for part in kept.ranges] == [b"r\0\0\x4d"]
-
-
-def test_keyspaces_go_by_name_too(v2: LiveCluster, options: Options) -> None:
-    """PD knows the name; one that it does not know is the user's mistake."""
-    assert backup(options(v2, keyspaces=("DEFAULT",), gc_ttl=0)).summary.total_kvs == v2.raw().checksum().total_kvs
-    with pytest.raises(UsageError, match="no keyspace 'nosuch'"):
-        backup(options(v2, keyspaces=("nosuch",)))
-
-
-@pytest.mark.parametrize(
-    ("version", "changes", "error"),
-    [
-        (V2, {"dst_api_version": V1}, ConversionUnsupported),
-        (V1, {"keyspaces": ("5",)}, UsageError),
-        (V2, {"keyspaces": ("16777216",)}, UsageError),
-        (V1, {"ranges": ((b"b", b"b"),)}, UsageError),
-        (V1, {"compression_level": 99}, UsageError),
-        (V1, {"file_bytes": 0}, UsageError),
-        (V1, {"executor": "spark", "spark_master": "nowhere"}, UsageError),
-    ],
-)
-def test_impossible_options_are_refused_before_anything_is_written(
-    version: ApiVersion, changes: dict[str, object], error: type[TikvBrError], clusters: Clusters, options: Options
-) -> None:
-    """The path stays unchanged."""
-    wanted = options(clusters(version), **changes)
-    with pytest.raises(error):
-        backup(wanted)
-    assert not Path(wanted.storage.path).exists()

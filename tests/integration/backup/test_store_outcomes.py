@@ -98,18 +98,6 @@ def test_a_range_is_cut_to_the_byte(clusters: Clusters, options: Options, tmp_pa
     assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == {b"zrb": b"rb" + bytes(8)}
 
 
-def test_a_dry_run_asks_no_store_to_write(clusters: Clusters, options: Options) -> None:
-    """The result has the engine."""
-    live = clusters(V2)
-    asked = live.fail("backup.region", {"delay": {"seconds": 0}}, count=-1)
-    wanted = options(live, engine="auto", dry_run=True)
-    summary = backup(wanted).summary
-    assert (summary.engine, summary.executor, summary.dry_run) == ("store", "driver", True)
-    assert live.hits(asked) == 0
-    live.heal()
-    assert not Path(wanted.storage.path).exists()
-
-
 def test_rows_without_ttl_are_found_to_be_so(clusters: Clusters, options: Options) -> None:
     """Taken to be without TTL, files are not read for it; otherwise each row's expiry is recorded."""
     live: LiveCluster = clusters(V1TTL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.integration.crash.cells import FULL, Cell, cells, some
 from tests.integration.crash.conftest import ROWS
-from tests.integration.crash.world import files, safe_points
+from tests.integration.crash.world import files
 from tests.support.live_cluster import LiveCluster
 from tests.support.logs import LOG_ID
 from tests.unit.archive.samples import LOG
@@ -81,7 +81,7 @@ def check_alone(live: LiveCluster, place: Path, *, protected: bool = True) -> No
     index = {"snapshot.json", f"entries/{entry[0].entry.id}.json"}
     expected = {f"backup/{name}" for name in names} | {f"tikv-br-index/{name}" for name in index}
     assert set(files(place.parent, but="//")) == expected
-    assert list(safe_points(live).values()) == ([found.backup_ts - 1] if protected else [])
+    assert list(live.safe_points().values()) == ([found.backup_ts - 1] if protected else [])
 
 
 INGEST = RestoreOptions(

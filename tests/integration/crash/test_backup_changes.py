@@ -15,7 +15,7 @@ from tests.integration.backup.data import when
 from tests.integration.crash import operations
 from tests.integration.crash.cells import ending, fail
 from tests.integration.crash.seams import EVERY, moments, with_fuse
-from tests.integration.crash.world import Rival, files, forget_safe_points, safe_points
+from tests.integration.crash.world import Rival, files, forget_safe_points
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster
 from tikv_br.backup.run import backup
@@ -98,13 +98,13 @@ def test_an_abort_killed_at_each_change(live: LiveCluster, forks: Forks, tmp_pat
     def prepared(number: int) -> Callable[[], int]:
         options = at(live, tmp_path / str(number))
         begin(options)
-        assert safe_points(live)
+        assert live.safe_points()
         return partial(run_abort, options)
 
     for number in moments(forks, prepared):
         assert run_abort(at(live, tmp_path / str(number))) == 0
         assert set(files(tmp_path, but="//")) <= {f"{each}/" for each in range(number + 1)}
-        assert safe_points(live) == {}
+        assert live.safe_points() == {}
 
 
 def test_a_prune_killed_at_each_change(live: LiveCluster, forks: Forks, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tests.integration.crash.operations import (
     run_increment,
     run_merge,
 )
-from tests.integration.crash.world import Rival, files, forget_safe_points, safe_points
+from tests.integration.crash.world import Rival, files, forget_safe_points
 from tests.integration.incremental import forked_sync
 from tests.support import history
 from tests.support.forks import Forks
@@ -242,4 +242,4 @@ class Broken:
         kept = any(name.startswith(layout.LEDGER) for name in there)
         if not whole and not kept:
             assert not there
-        assert len(safe_points(self.live)) == int(self.protects and (whole or kept))
+        assert len(self.live.safe_points()) == int(self.protects and (whole or kept))

@@ -23,7 +23,7 @@ from tests.integration.crash.operations import (
     chosen_drills,
     drill_options,
 )
-from tests.integration.crash.world import Files, Rival, disturbed, files, forget_safe_points, safe_points
+from tests.integration.crash.world import Files, Rival, disturbed, files, forget_safe_points
 from tests.integration.incremental import forked_sync  # noqa: F401 - loads the kernels
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -112,7 +112,7 @@ class World:
     def look(self) -> list[object]:
         """Rows of both clusters, and the services that hold GC."""
         rows = [contents(self.source), contents(self.target), contents(self.target, SCRATCH)]
-        return [rows, sorted(safe_points(self.source))]
+        return [rows, sorted(self.source.safe_points())]
 
 
 def break_at(cell: Cell, operation: partial[None], options: DrillOptions, world: World, forks: Forks) -> None:
@@ -153,7 +153,7 @@ def assert_nothing_left(
     assert left <= ({EntryKind.MADE_BACKUP} if unreported else set())
     assert not list((Path(options.home.path).parent / "targets").glob("*"))
     assert contents(target) == contents(target, SCRATCH) == {}
-    assert not [name for name in safe_points(source) if "sync" in name]
+    assert not [name for name in source.safe_points() if "sync" in name]
     assert disturbed(target) == []
     names = {name.partition("/")[0] for name in files(Path(options.home.path), but="//") if not name.endswith("/")}
     assert names <= {"reports", "index.html", *(["ledger"] if left else [])}
@@ -167,4 +167,4 @@ def check_backups(options: DrillOptions, live: LiveCluster) -> None:
         check_whole(live, place)
     listed = Index(open_store(options.backups)).read()
     assert sorted(each.entry.path for each in listed) == [place.name for place in places]
-    assert len(safe_points(live)) <= len(places)
+    assert len(live.safe_points()) <= len(places)

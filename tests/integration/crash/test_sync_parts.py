@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.crash.cells import Kind, When
 from tests.integration.crash.sync_cells import break_in, chosen, name_of, run_until
-from tests.integration.crash.world import files, forget_safe_points, safe_points
+from tests.integration.crash.world import files, forget_safe_points
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.cluster.ingests import Ingests
@@ -81,7 +81,7 @@ def test_a_sync_broken_in_a_call(
     source.raw().delete(b"key-%d" % turn)
     break_in(options, source.cluster.pd.tso(), part, name, when, kind, forks)
     run_until(options, lambda: contents(target) == contents(source))
-    assert list(safe_points(source)) == ["tikv-br-sync-broken"]
+    assert list(source.safe_points()) == ["tikv-br-sync-broken"]
     left = sorted(name.partition("-")[0] for name in files(tmp_path / "state" / "broken"))
     assert left == ["checkpoint", "epoch"]
     assert set(files(tmp_path, but="/state/")) == set()

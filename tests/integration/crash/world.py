@@ -35,15 +35,9 @@ def files(folder: Path, but: str = "/lease/") -> Files:
     return found
 
 
-def safe_points(live: LiveCluster) -> dict[str, int]:
-    """The service safe points in PD, but for GC's own."""
-    claims = live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
-    return {each["service_id"]: each["safe_point"] for each in claims if each["service_id"].startswith("tikv-br")}
-
-
 def forget_safe_points(live: LiveCluster) -> None:
     """Remove ours."""
-    for name in safe_points(live):
+    for name in live.safe_points():
         safepoint.release(live.cluster.pd, name)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.drill.killing import Host
+from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.ledger import EntryKind, read_ledgers
@@ -53,3 +54,10 @@ def assert_nothing_left(options: DrillOptions) -> None:
     assert isinstance(options.target, PlaygroundTarget)
     assert not list(options.target.parent.glob("*"))
     assert {info.name.partition("/")[0] for info in home.list()} <= {"reports", "index.html"}
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Return a process that forks drills to be killed."""
+    with Forks("tikv_br.drill.run", "tikv_br.cli.drill_cmd") as forks:
+        yield forks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.integration.backup.data import load
 from tests.integration.drill.conftest import ROWS, assert_nothing_left
-from tests.support.browser import Page, browser
+from tests.support.browser import Page
 from tests.support.live_cluster import live_cluster
 from tikv_br.drill.history import read_past_drills, read_report
 from tikv_br.drill.options import DrillOptions, Scenario
@@ -18,13 +17,6 @@ from tikv_br.drill.run import drill
 from tikv_br.errors import BackupDamaged, DamageNotFound, HandOverNotRefused, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    """Return a tab."""
-    with browser() as page:
-        yield page
 
 
 def fail(options: DrillOptions, expected: type[TikvBrError], page: Page) -> str:

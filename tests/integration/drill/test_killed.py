@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +22,6 @@ from tikv_br.errors import Terminated
 from tikv_br.progress_events import StepStarted
 from tikv_br.report.facts import DrillVerdict
 from tikv_br.storage.open import open_store
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """Return a process that forks drills to be killed."""
-    with Forks("tikv_br.drill.run", "tikv_br.cli.drill_cmd") as forks:
-        yield forks
 
 
 @pytest.mark.parametrize("scenario", [Scenario.LOST_CLUSTER, Scenario.CORRUPT_BACKUP])

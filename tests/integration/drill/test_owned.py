@@ -161,13 +161,6 @@ def test_a_recovery_cluster_gets_the_rows_and_loses_them(options: DrillOptions, 
             recovery.raw(keyspace).delete_range(b"", b"")
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """Return a process that forks drills to be killed."""
-    with Forks("tikv_br.drill.run") as forks:
-        yield forks
-
-
 @pytest.mark.parametrize("step", ["verify", "clean up"])
 def test_the_keyspace_of_a_killed_drill_is_emptied_by_the_next_in_it(
     options: DrillOptions, source: LiveCluster, forks: Forks, tmp_path: Path, step: str

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.browser import Page, browser
+from tests.support.browser import Page
 from tests.unit.drill.samples import failed, passed
 from tikv_br.drill.history import past_drill_of
 from tikv_br.drill.objectives import Measured, Objectives, judge
@@ -17,13 +16,6 @@ from tikv_br.report.facts import Compared, DrillVerdict, ReportedError
 
 PLOTS = "[...document.querySelectorAll('svg[data-plot]')].map(plot => plot.dataset.plot)"
 DRAWN = "[...document.querySelectorAll('svg[data-plot]')].every(plot => plot.getBBox().width > 100 && plot.getBBox().height > 10)"
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    """Return a tab."""
-    with browser() as page:
-        yield page
 
 
 def show(page: Page, path: Path, html: str) -> str:

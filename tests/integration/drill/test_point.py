@@ -412,13 +412,6 @@ def test_a_source_without_timestamps_is_refused(options: DrillOptions, world: Wo
             drill(asked)
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """Return a process that forks drills to be killed."""
-    with Forks("tikv_br.drill.run") as forks:
-        yield forks
-
-
 def test_the_next_drill_removes_the_creations_of_a_killed_one(
     options: DrillOptions, world: World, forks: Forks, tmp_path: Path
 ) -> None:

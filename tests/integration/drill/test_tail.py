@@ -242,13 +242,6 @@ def left_state(source: LiveCluster, options: DrillOptions) -> list[object]:
     return [contents(source, SCRATCH), safe_points(source), files]
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """Return a process that forks drills to be killed."""
-    with Forks("tikv_br.drill.run") as forks:
-        yield forks
-
-
 def test_remains_of_a_drill_killed_in_its_tail_are_removed(
     options: DrillOptions, source: LiveCluster, forks: Forks
 ) -> None:

@@ -11,10 +11,7 @@ import pytest
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.feed_state import FeedState
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.errors import ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import MAX_TS
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import Feed, FeedOptions
 
@@ -174,18 +171,6 @@ def test_feeds_tell_only_of_their_keyspace_and_range(clusters: Clusters) -> None
             progress.until(until)
             wanted = {(1, b"a"): b"ab", (1, b"c"): b"cdef", (2, b"b"): b"bcd"}[keyspace_id, first]
             assert progress.state == {b"%c" % letter: b"%d-2" % keyspace_id for letter in wanted}
-
-
-def test_a_feed_refuses_stores_of_another_cluster(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores compare the id of the cluster that PD said with their own."""
-    live = clusters(ApiVersion.V2)
-    codec, start, own = live.raw().codec, now(live), live.cluster.cluster_id
-    monkeypatch.setattr(Cluster, "cluster_id", own + 1)
-    with (
-        Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), start) as feed,
-        pytest.raises(ClusterUnfit, match=f"belongs to cluster {own}, not to {own + 1}"),
-    ):
-        FeedState(feed).until(MAX_TS)
 
 
 def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:

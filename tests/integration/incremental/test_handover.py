@@ -36,19 +36,13 @@ STORES_BEHIND = 3.2
 def v2(clusters: Clusters) -> Iterator[LiveCluster]:
     """A V2 cluster with rows and without safe points, before and afterwards."""
     live = clusters(V2)
-    for name in safe_points(live):
+    for name in live.safe_points():
         release(live.cluster.pd, name)
     live.raw().delete_range(b"", b"")
     live.raw().batch_put({b"k%03d" % at: b"v" for at in range(100)})
     yield live
-    for name in safe_points(live):
+    for name in live.safe_points():
         release(live.cluster.pd, name)
-
-
-def safe_points(live: LiveCluster) -> dict[str, int]:
-    """Safe points in PD, except GC's own."""
-    points = live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
-    return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
 
 
 def keyspace(live: LiveCluster, start: bytes = b"", end: bytes = b"") -> KeyRange:
@@ -69,7 +63,7 @@ def test_at_every_instant_some_safe_point_holds_backup_ts(v2: LiveCluster, tmp_p
 
     def watch() -> None:
         while not stop.wait(0.002):
-            seen.append(safe_points(v2))
+            seen.append(v2.safe_points())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -183,6 +177,6 @@ def test_a_start_that_gc_has_passed_is_refused_with_what_to_do(tmp_path: Path) -
         with pytest.raises(SafePointError, match="has passed") as refused:
             protect(live.cluster.pd, "late", passed - 10)
         assert "new backup" in refused.value.hint
-        assert service_id("late") not in safe_points(live)
+        assert service_id("late") not in live.safe_points()
         protect(live.cluster.pd, "in-time", passed + 1).stop()
-        assert safe_points(live)[service_id("in-time")] == passed
+        assert live.safe_points()[service_id("in-time")] == passed

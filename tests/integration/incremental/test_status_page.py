@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 
-from tests.support.browser import Page, browser
+from tests.support.browser import Page
 from tests.unit.incremental.statuses import status, steady
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
@@ -90,13 +90,6 @@ class Shown:
         """Until the plots of ``steady`` have some points."""
         path = "document.querySelector('[data-sync=steady] path.curve')"
         self.page.wait(f"{path}.getAttribute('d').split(/[ML]/).length > {POINTS}")
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    """One browser for all tests of this module."""
-    with browser() as page:
-        yield page
 
 
 @pytest.fixture

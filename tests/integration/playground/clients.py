@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 
+from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2, pdpb_pb2, pdpb_pb2_grpc, tikvpb_pb2_grpc
 from tikv_br.formats.api_version import ApiVersion
@@ -44,6 +45,11 @@ class Client:
     def pd(self) -> pdpb_pb2_grpc.PDStub:
         """PD's stub."""
         return pdpb_pb2_grpc.PDStub(self.channel(self.playground.state.address))
+
+    @property
+    def admin(self) -> PlaygroundAdmin:
+        """The admin API."""
+        return PlaygroundAdmin(self.playground.state.address)
 
     def store(self, store_id: int) -> tikvpb_pb2_grpc.TikvStub:
         """A store's stub."""

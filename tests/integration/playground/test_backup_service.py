@@ -15,7 +15,6 @@ from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import NOOP, backup, files_of, local, meta_for, rows_in, v2_row
 from tests.integration.playground.ssts import download as download_sst
 from tests.integration.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, moto_server, versitygw_server
-from tests.support.playground_admin import PlaygroundAdmin
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
@@ -32,11 +31,6 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[S3Server]
 
 
 BUSY = {"region_error": {"server_is_busy": {"reason": "test"}}}
-
-
-def admin_of(client: Client) -> PlaygroundAdmin:
-    """The admin API of the client's playground."""
-    return PlaygroundAdmin(client.playground.state.address)
 
 
 def test_only_the_newest_live_rows_are_written(tmp_path: Path) -> None:
@@ -105,25 +99,25 @@ def test_deadly_requests(tmp_path: Path, api_version: ApiVersion, fields: dict[s
         with pytest.raises(grpc.RpcError) as death:
             backup(client, **fields)
         assert death.value.code() is grpc.StatusCode.UNAVAILABLE
-        [fatal_request] = admin_of(client).fatal_requests()
+        [fatal_request] = client.admin.fatal_requests()
         assert fatal_request["what"].startswith(what)
         assert fatal_request["rpc"] == "Backup"
-        admin_of(client).pardon()
+        client.admin.pardon()
         assert len(files_of(backup(client))) == 1
-        admin_of(client).assert_innocent()
+        client.admin.assert_innocent()
 
 
 def test_not_raw_is_harmless_without_data(tmp_path: Path) -> None:
     """A V1 store that holds nothing survives a request that is not raw."""
     with running(tmp_path) as client:
         assert files_of(backup(client, is_raw_kv=False)) == []
-        admin_of(client).assert_innocent()
+        client.admin.assert_innocent()
 
 
 def test_one_region_fails_and_the_others_go_on(tmp_path: Path) -> None:
     """A region error is an event of its own, without range; all other regions are there."""
     with running(tmp_path) as client:
-        admin = admin_of(client)
+        admin = client.admin
         admin.split(b"c", b"e")
         for key in (b"b", b"d", b"f"):
             client.put(key, b"v")
@@ -148,7 +142,7 @@ def test_one_region_fails_and_the_others_go_on(tmp_path: Path) -> None:
 def test_regions_that_change_meanwhile(tmp_path: Path, command: dict[str, object], kind: str) -> None:
     """After a split, move or merge the answer is the error that fits, not other data."""
     with running(tmp_path, keyspace_split_delay=60.0) as client:
-        admin = admin_of(client)
+        admin = client.admin
         admin.split(b"c")
         first, second = client.region(b"a"), client.region(b"d")
         client.put(b"d", b"v")

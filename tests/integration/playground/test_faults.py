@@ -13,6 +13,7 @@ import pytest
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import NOOP, backup, download, ingest, meta_for
 from tests.support.playground_admin import AdminRefused, PlaygroundAdmin
+from tests.support.ports import accepts
 from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.pb import pdpb_pb2, pdpb_pb2_grpc, tikvpb_pb2
@@ -21,22 +22,17 @@ from tikv_br.formats.api_version import ApiVersion
 BUSY = {"region_error": {"message": "busy", "server_is_busy": {"reason": "test", "backoff_ms": 5}}}
 
 
-def admin_of(client: Client) -> PlaygroundAdmin:
-    """The admin API of the client's playground."""
-    return PlaygroundAdmin(client.playground.state.address)
-
-
 def test_pd_goes_down_and_comes_back_while_stores_live(tmp_path: Path) -> None:
     """PD's port refuses connections for so long, over gRPC and HTTP; then PD is there again, and stores answered all the while."""
     with running(tmp_path) as client:
-        admin = admin_of(client)
+        admin = client.admin
         region = client.region(b"k")
         admin.run("kill-pd", seconds=5)  # long enough to be seen on a busy machine
-        eventually(lambda: not accepts(client), 60)
+        eventually(lambda: not accepts(client.playground.state.address), 60)
         assert not client.playground.tso.available
         get = kv.RawGetRequest(context=client.context(region), key=b"k")
         assert client.store(region.leader_store).RawGet(get, timeout=60).not_found
-        eventually(lambda: accepts(client), 60)
+        eventually(lambda: accepts(client.playground.state.address), 60)
         assert admin.regions()
         eventually(lambda: client.playground.tso.available, 60)
 
@@ -47,7 +43,7 @@ def test_pd_changes_its_leader(tmp_path: Path) -> None:
     Tso is refused with UNKNOWN and PD's several texts, the rest with UNAVAILABLE.
     """
     with running(tmp_path, pd_members=2) as client:
-        admin, state = admin_of(client), client.playground.state
+        admin, state = client.admin, client.playground.state
         first, second = (pdpb_pb2_grpc.PDStub(client.channel(address)) for address in state.addresses)
         asked = pdpb_pb2.GetGCSafePointRequest(header=client.header)
         with pytest.raises(grpc.RpcError, match="not leader"):
@@ -93,30 +89,22 @@ def test_pd_leader_dies(tmp_path: Path) -> None:
         eventually(lambda: state.died == 0)
         leader = second.GetMembers(pdpb_pb2.GetMembersRequest(header=client.header), timeout=60).leader
         assert leader.client_urls == [f"http://{state.addresses[0]}"]
-        eventually(lambda: not accepts(client), 5)  # the port is closed after the others know it
+        eventually(
+            lambda: not accepts(client.playground.state.address), 5
+        )  # the port is closed after the others know it
         flushed, *_ = backup(client)
         assert "fail to flush causal ts, BatchRenew" in flushed.error.msg
         put = client.call("RawPut", b"k", kv.RawPutRequest(key=client.key(b"k"), value=b"v"))
         assert "Fail to get ts" in put.error
         eventually(lambda: state.leader == 1)
         eventually(lambda: client.put(b"k", b"v") == kv.RawPutResponse())
-        eventually(lambda: accepts(client) and state.died is None, 60)
-
-
-def accepts(client: Client) -> bool:
-    """Whether anybody listens on PD's port."""
-    host, _, port = client.playground.state.address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), 5).close()
-    except OSError:
-        return False
-    return True
+        eventually(lambda: accepts(client.playground.state.address) and state.died is None, 60)
 
 
 def test_region_errors_wherever_regions_are_asked(tmp_path: Path) -> None:
     """Raw commands alone and batched, backups, downloads and ingests carry the error in their own places."""
     with running(tmp_path) as client:
-        admin = admin_of(client)
+        admin = client.admin
         region = client.region(b"k")
         for rpc in ("RawGet", "RawBatchPut", "RawScan", "Backup", "Download", "Ingest"):
             admin.fail(rpc, BUSY)
@@ -144,7 +132,7 @@ def test_a_store_killed_by_a_call(tmp_path: Path, rpc: str) -> None:
         client.put(b"k", b"v")
         region = client.region(b"k")
         address = client.playground.nodes[region.leader_store].address
-        admin_of(client).fail(rpc, {"kill_store": {}}, store_id=region.leader_store)
+        client.admin.fail(rpc, {"kill_store": {}}, store_id=region.leader_store)
 
         def call() -> object:
             return client.get(b"k") if rpc == "RawGet" else backup(client, region.leader_store)
@@ -152,12 +140,12 @@ def test_a_store_killed_by_a_call(tmp_path: Path, rpc: str) -> None:
         with pytest.raises(grpc.RpcError) as error:
             call()
         assert error.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-        assert [store["alive"] for store in admin_of(client).get("stores")].count(False) == 1
+        assert [store["alive"] for store in client.admin.get("stores")].count(False) == 1
         with grpc.insecure_channel(address) as fresh, pytest.raises(grpc.FutureTimeoutError):
             grpc.channel_ready_future(fresh).result(0.5)
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", int(address.rpartition(":")[2])))  # so that no other program gets it
-        admin_of(client).run("restart-store", store_id=region.leader_store)
+        client.admin.run("restart-store", store_id=region.leader_store)
         assert client.playground.nodes[region.leader_store].address == address
         get = kv.RawGetRequest(context=client.context(region), key=b"k")
         answer = client.store(region.leader_store).RawGet(get, timeout=60, wait_for_ready=True)
@@ -167,7 +155,7 @@ def test_a_store_killed_by_a_call(tmp_path: Path, rpc: str) -> None:
 def test_a_command_changes_the_cluster_under_a_call(tmp_path: Path) -> None:
     """A split or a move of the leader while the call waits is what the call then meets."""
     with running(tmp_path) as client:
-        admin = admin_of(client)
+        admin = client.admin
         region = client.region(b"k")
         admin.fail("RawScan", {"command": {"name": "split", "arguments": {"keys": [b"k".hex()]}}})
         answer = client.call("RawScan", b"k", kv.RawScanRequest(start_key=b"a", limit=1), region=region)
@@ -183,7 +171,7 @@ def test_a_command_changes_the_cluster_under_a_call(tmp_path: Path) -> None:
 def test_commands_by_hand(tmp_path: Path) -> None:
     """Split, merge, move, scatter: the regions are as asked for, without hole or overlap."""
     with running(tmp_path, stores=4) as client:
-        admin = admin_of(client)
+        admin = client.admin
         pieces = admin.split(b"c", b"f")
         assert [bytes.fromhex(piece["start"]) for piece in pieces] == [b"", b"c", b"f"]
         merged = admin.run("merge", source=pieces[0]["id"], target=pieces[1]["id"])
@@ -206,14 +194,14 @@ def test_a_flush_by_hand(tmp_path: Path) -> None:
         store_id, node = next(iter(client.playground.nodes.items()))
         before = client.playground.tso.next()
         assert node.causal.next_ts() < before
-        admin_of(client).run("flush", store_id=store_id)
+        client.admin.run("flush", store_id=store_id)
         assert node.causal.next_ts() > before
 
 
 def test_the_admin_refuses_unknown_requests(tmp_path: Path) -> None:
     """Unknown paths, stores, regions, arguments and failpoints are errors that name them."""
     with running(tmp_path) as client:
-        admin = admin_of(client)
+        admin = client.admin
         for said, call in (
             ("404", lambda: admin.run("explode")),
             ("there is no store 99", lambda: admin.run("kill-store", store_id=99)),

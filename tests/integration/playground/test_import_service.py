@@ -23,7 +23,6 @@ from tests.integration.playground.ssts import (
     upload,
     v2_row,
 )
-from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.sst_surgery import exchange_keys, flip, without_properties, write_sst
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
@@ -40,11 +39,6 @@ def place(tmp_path: Path, rows: Iterable[tuple[bytes, bytes]], name: str = "x.ss
     storage = local(tmp_path / "backup")
     write_sst(tmp_path / "backup" / name, rows)
     return {"name": name, "storage_backend": storage}
-
-
-def admin_of(client: Client) -> PlaygroundAdmin:
-    """The admin API of the client's playground."""
-    return PlaygroundAdmin(client.playground.state.address)
 
 
 def scan(client: Client, region: Region, start: bytes = b"", end: bytes = b"\xff") -> dict[bytes, bytes]:
@@ -97,7 +91,7 @@ def test_uploads_that_kill_at_the_ingest(tmp_path: Path, damage: str) -> None:
         with pytest.raises(grpc.RpcError) as death:
             ingest(client, region, meta)
         assert death.value.code() is grpc.StatusCode.UNAVAILABLE
-        [fatal_request] = admin_of(client).fatal_requests()
+        [fatal_request] = client.admin.fatal_requests()
         assert fatal_request["what"].startswith(INGEST_DEADLY_SST)
         assert fatal_request["store_id"] == region.leader_store
         assert scan(client, region) == {}
@@ -112,7 +106,7 @@ def test_downloads_that_kill_at_once(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError) as death:
                 download(client, meta, **asked)  # type: ignore[arg-type]
             assert death.value.code() is grpc.StatusCode.UNAVAILABLE
-        whats = [fatal_request["what"].partition(":")[0] for fatal_request in admin_of(client).fatal_requests()]
+        whats = [fatal_request["what"].partition(":")[0] for fatal_request in client.admin.fatal_requests()]
         assert whats == [DOWNLOAD_WITHOUT_Z, DOWNLOAD_UNKNOWN_CF]
 
 
@@ -124,7 +118,7 @@ def test_a_follower_needs_the_file_too(tmp_path: Path) -> None:
         meta.range.CopyFrom(download(client, meta, region.leader_store, **place(tmp_path, ROWS)).range)
         assert ingest(client, region, meta) == OK
         followers = {peer.store_id for peer in region.peers} - {region.leader_store}
-        found = admin_of(client).fatal_requests()
+        found = client.admin.fatal_requests()
         assert {fatal_request["store_id"] for fatal_request in found} == followers
         assert all(fatal_request["what"].startswith(INGEST_WITHOUT_PEER_FILE) for fatal_request in found)
 
@@ -144,7 +138,7 @@ def test_the_epoch_is_compared_to_the_conf_ver(tmp_path: Path) -> None:
         assert scan(client, region) == {}
         fresh = download_everywhere(client, moved, meta_for(client, moved), **place(tmp_path, ROWS))
         assert ingest(client, moved, fresh) == OK
-        admin_of(client).assert_innocent()
+        client.admin.assert_innocent()
 
 
 def test_a_split_makes_files_stale(tmp_path: Path) -> None:
@@ -205,8 +199,8 @@ def test_a_file_waits_through_a_restart(tmp_path: Path) -> None:
     with running(tmp_path / "cluster") as client:
         region = client.region(b"k")
         meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, ROWS))
-        admin_of(client).run("kill-store", store_id=region.leader_store)
-        admin_of(client).run("restart-store", store_id=region.leader_store)
+        client.admin.run("kill-store", store_id=region.leader_store)
+        client.admin.run("restart-store", store_id=region.leader_store)
         context = importer(client, region.leader_store)
         request = import_sstpb_pb2.IngestRequest(context=client.context(region), sst=meta)
         assert context.Ingest(request, timeout=60, wait_for_ready=True) == OK
@@ -233,7 +227,7 @@ def test_import_mode(tmp_path: Path) -> None:
     """Entered and left by SwitchMode, store by store; over when its time runs out and after a restart."""
     request = import_sstpb_pb2.SwitchModeRequest
     with running(tmp_path) as client:
-        admin = admin_of(client)
+        admin = client.admin
         one, other, *_ = client.playground.nodes
 
         def importing() -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ports import reserved_ports
+from tests.support.ports import accepts, reserved_ports
 from tests.support.tools import find_tool
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.etcd import Etcd
@@ -212,13 +212,3 @@ def test_without_an_etcd_to_start(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert failed.returncode == PlaygroundError.exit_code
     assert "etcd-server" in failed.stderr
     assert not folder.exists()
-
-
-def accepts(address: str) -> bool:
-    """Whether something listens there."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError:
-        return False
-    return True

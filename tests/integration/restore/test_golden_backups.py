@@ -12,8 +12,6 @@ from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import rows_of
 from tests.integration.restore.restores import restore_golden
 from tests.support.live_cluster import live_cluster
-from tests.support.waiting import eventually
-from tikv_br.errors import ApiVersionMismatch, TargetNotEmpty
 from tikv_br.formats.api_version import ApiVersion
 
 CASES = {
@@ -66,12 +64,6 @@ def test_a_recorded_backup_comes_back_whole(golden: Path, tmp_path: Path, name: 
     assert all(abs((remaining[key] or 0) - (expiry - now)) < 60 for key, expiry in sample.items())
 
 
-def test_an_unfit_api_version_is_refused(golden: Path, tmp_path: Path) -> None:
-    """A V1 backup does not go into a V2 cluster, whose stores would die of it."""
-    with live_cluster(tmp_path / "cluster", ApiVersion.V2) as live, pytest.raises(ApiVersionMismatch, match="v1"):
-        restore_golden(live, golden, "v1")
-
-
 @pytest.mark.core("restore")
 def test_a_part_of_a_backup_restores_and_is_proven(golden: Path, tmp_path: Path) -> None:
     """A range that cuts through files brings exactly its rows, and the checksum of those is compared."""
@@ -82,18 +74,6 @@ def test_a_part_of_a_backup_restores_and_is_proven(golden: Path, tmp_path: Path)
         found = live.raw().checksum()
     assert summary.verified
     assert found.total_kvs == summary.total_kvs == 1500
-
-
-def test_data_in_the_target_is_not_overwritten_unasked(golden: Path, tmp_path: Path) -> None:
-    """One key in the range is enough to refuse; with permission the restore goes over it."""
-    with live_cluster(tmp_path / "cluster", ApiVersion.V1) as live:
-        victim = golden_rows(golden / "backups" / "v1")[7]
-        live.raw().put(victim["k"], b"mine")
-        with pytest.raises(TargetNotEmpty, match=victim["k"].hex()):
-            restore_golden(live, golden, "v1")
-        assert live.raw().get(victim["k"]) == b"mine"
-        assert restore_golden(live, golden, "v1", allow_overwrite=True).verified
-        assert live.raw().get(victim["k"]) == victim["v"]
 
 
 def test_other_rows_in_the_range_are_counted_and_left_alone(golden: Path, tmp_path: Path) -> None:
@@ -108,15 +88,3 @@ def test_other_rows_in_the_range_are_counted_and_left_alone(golden: Path, tmp_pa
     assert summary.verified
     assert summary.other_kvs == len(others)
     assert (summary.total_kvs, found.total_kvs) == (len(keys), len(keys) + len(others))
-
-
-def test_a_dry_run_changes_nothing(golden: Path, tmp_path: Path) -> None:
-    """All checks run, no row and no region is made."""
-    with live_cluster(tmp_path / "cluster", ApiVersion.V1) as live:
-        eventually(lambda: len(live.regions()) >= 5)  # until PD has split at the keyspaces' bounds
-        regions = live.regions()
-        summary = restore_golden(live, golden, "v1", dry_run=True)
-        assert live.regions() == regions
-        assert live.raw().checksum().total_kvs == 0
-    assert summary.dry_run
-    assert summary.total_kvs == 3964

@@ -22,15 +22,13 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import (
     BackupDamaged,
     RetryBudgetExhausted,
-    StorageObjectMissing,
     TargetNotEmpty,
-    TimestampAheadOfTso,
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.progress_events import StepStarted, silent
 from tikv_br.restore import inspect
-from tikv_br.restore.options import Restamp, RestoreOptions
+from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -172,15 +170,6 @@ def test_writes_right_after_a_restore_are_seen(target: LiveCluster, tmp_path: Pa
     assert target.raw().get(b"key") == b"new"
 
 
-def test_rows_from_the_future_are_refused(target: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows above the target's TSO would hide later writes: if they keep their timestamps, refused before anything is changed."""
-    options = RestoreOptions(cluster=target.config, storage=fresh_backup(tmp_path), restamp=Restamp.NEVER)
-    monkeypatch.setattr("tikv_br.cluster.pd.PdClient.tso", lambda _pd: 1 << 30)
-    with pytest.raises(TimestampAheadOfTso):
-        restore(options)
-    assert rows_of(target) == {}
-
-
 def sst(location: StorageLocation) -> Path:
     """One file of a backup."""
     return max(Path(location.path).rglob("*.sst"))
@@ -194,11 +183,3 @@ def test_a_file_damaged_after_the_check_is_reported_by_the_store(target: LiveClu
     with pytest.raises(BackupDamaged, match=sst(location).name):
         run(target, location, when(StepStarted, "ingest", lambda: sst(location).write_bytes(data)))
     assert rows_of(target) == {}
-
-
-def test_a_file_that_stores_cannot_see_is_named(target: LiveCluster, tmp_path: Path) -> None:
-    """The usual mistake is a local path that stores do not share: the hint names it."""
-    location = fresh_backup(tmp_path)
-    with pytest.raises(StorageObjectMissing) as raised:
-        run(target, location, when(StepStarted, "ingest", sst(location).unlink))
-    assert "every store" in raised.value.hint

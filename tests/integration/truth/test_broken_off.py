@@ -6,26 +6,19 @@ import contextlib
 import dataclasses
 import io
 import os
-import resource
 import signal
 import socket
 import time
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pytest
 
 from tests.integration.truth.calls import CALLS, NEEDS_STORES
 from tests.integration.truth.conftest import ROWS, World, check_failure
 from tests.support.accepting import accepting
-from tikv_br.backupset import lease
 from tikv_br.cli import main
 from tikv_br.cli.command import CommandPath
 from tikv_br.cli.shared import ClusterFlags
-from tikv_br.dataflow import steps
-from tikv_br.dataflow.context import BackupContext
-from tikv_br.storage.open import open_store
-from tikv_br.storage.url import parse
 
 ASKS_PD = [path for path, words in CALLS.items() if "{pd}" in words and path not in {("check",), ("drill", "run")}]
 """`check` and the drill's probes take a silent PD for a failed probe; see test_refused.py."""
@@ -91,48 +84,6 @@ def test_nobody_listens(world: World, command: CommandPath, monkeypatch: pytest.
             stream.close()
     assert (code, said.getvalue()) == (141, "")
     assert world.picture() == before
-
-
-def test_a_lost_lease_makes_no_backup(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody breaks the lease between the last file and the commit: 36, no backup, and the next run makes one."""
-    before, place = world.picture(), str(world.folder / "backups" / "lost")
-    prove = steps.verify_coverage
-
-    def prove_and_lose(context: BackupContext) -> None:
-        prove(context)
-        lease.break_lease(context.store, force=True)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(steps, "verify_coverage", prove_and_lose)
-        check_failure(world.call(("backup", "raw"), "--output", "json", new=place), 36, "lost lease", is_json=True)
-    assert world.picture() == before
-    held = lease.acquire(open_store(parse(place)), "somebody else")
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(lease, "_held", {held._lease.token})
-            check_failure(world.call(("backup", "raw"), "--output", "json", new=place), 38, "held lease", is_json=True)
-    finally:
-        held.release()
-    assert world.picture() == before
-    assert world.call(("backup", "raw"), new=place).code == 0
-    assert world.call(("verify",), sound=place).code == 0
-
-
-def test_a_full_disk_makes_no_backup(world: World) -> None:
-    """The disk fills up within the first file: 22, and no backup."""
-    before, place = world.picture(), str(world.folder / "backups" / "full")
-    tables = ("--engine", "scan", "--compression", "none", "--output", "json")
-    warm = world.call(("backup", "raw"), *tables, new=str(world.folder / "warm" / "backup"))
-    assert warm.code == 0  # kernels that are compiled now are kept, which takes room on the disk
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        ended = world.call(("backup", "raw"), *tables, new=place)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    check_failure(ended, 22, "full disk", is_json=True)
-    assert world.picture() == before
-    assert not list(Path(place).rglob("backupmeta"))
 
 
 def test_a_store_that_is_down(world: World) -> None:

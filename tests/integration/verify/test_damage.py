@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from tikv_br.storage.url import parse
 from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
 from tikv_br.verify.run import VerifySummary, verify
 
-FLIPS = 10
 LEVELS = (Level.META, Level.FILES, Level.DATA)
 
 
@@ -81,60 +78,6 @@ def test_a_sound_backup_passes(sound: Path, level: Level) -> None:
     summary = run(sound, level)
     assert summary.files == len(files(sound)) > 3
     assert summary.rows_checked == (len(hard_rows(count=800)) + 300 if level is Level.DATA else 0)
-
-
-def missing(path: Path) -> None:
-    """Take it away."""
-    path.unlink()
-
-
-def empty(path: Path) -> None:
-    """Leave no byte."""
-    path.write_bytes(b"")
-
-
-def truncated(path: Path) -> None:
-    """Cut a few bytes off."""
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("damage", [missing, empty, truncated])
-def test_a_listing_shows_missing_empty_and_cut_files_at_every_level(
-    copied: Path, damage: Callable[[Path], None], level: Level
-) -> None:
-    """The listing names any such file of the backup, first, last or in the middle, once."""
-    names = files(copied)
-    for name in (names[0], names[len(names) // 2], names[-1]):
-        kept = (copied / name).read_bytes()
-        damage(copied / name)
-        assert found(copied, level) == {(name, Level.META)}
-        (copied / name).write_bytes(kept)
-
-
-@pytest.mark.parametrize("seed", range(FLIPS))
-def test_a_flipped_bit_is_found_by_reading(copied: Path, seed: int) -> None:
-    """One bit anywhere in any file: not for a listing to see, but at both levels that read the file."""
-    chance = random.Random(seed)
-    name = chance.choice(files(copied))
-    data = bytearray((copied / name).read_bytes())
-    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    (copied / name).write_bytes(data)
-    assert found(copied, Level.META) == set()
-    assert found(copied, Level.FILES) == {(name, Level.FILES)}
-    assert (name, Level.FILES) in found(copied, Level.DATA) <= {(name, Level.FILES), (name, Level.DATA)}
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_neighbours_that_changed_places_are_both_named(copied: Path, level: Level) -> None:
-    """Neighbours of other lengths are seen in the listing already."""
-    # Rows contain the time, and so two files may by chance have the same length.
-    pairs = [pair for pair in pairwise(files(copied)) if len({(copied / name).stat().st_size for name in pair}) == 2]
-    one, other = pairs[0]
-    first, second = (copied / one).read_bytes(), (copied / other).read_bytes()
-    (copied / one).write_bytes(second)
-    (copied / other).write_bytes(first)
-    assert found(copied, level) == {(one, Level.META), (other, Level.META)}
 
 
 @pytest.mark.slow

@@ -29,12 +29,6 @@ from tikv_br.storage.url import parse
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    """A directory."""
-    return open_store(parse(str(tmp_path / "backup")))
-
-
-@pytest.fixture
 def complete(store: ObjectStore) -> ObjectStore:
     """A store with a complete backup."""
     BackupWriter.create(store).commit(describe(store), do_all(store))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -21,17 +20,9 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.records import RecordList
 from tikv_br.storage.base import ObjectStore, exists
-from tikv_br.storage.open import open_store
-from tikv_br.storage.url import parse
 
 MANY = 10_500
 """Files: more than are written as a whole, and no multiple of a block."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    """A directory."""
-    return open_store(parse(str(tmp_path / "backup")))
 
 
 def record(store: ObjectStore, entries: list[LedgerEntry]) -> list[FinishedTask]:

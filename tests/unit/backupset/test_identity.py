@@ -18,17 +18,9 @@ from tikv_br.errors import BackupDamaged
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import CHUNK_SIZE, ObjectStore
 from tikv_br.storage.local import LocalObjectStore
-from tikv_br.storage.open import open_store
-from tikv_br.storage.url import parse
 
 SIZE = 3 * TAIL_SIZE
 WHOLE = KeyRange(b"", b"")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    """A directory."""
-    return open_store(parse(str(tmp_path)))
 
 
 @pytest.fixture

@@ -32,12 +32,6 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import S3Options, StorageLocation, parse
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    """The index of an empty directory."""
-    return index_at(tmp_path)
-
-
 def ids(index: Index) -> list[str]:
     """As listed."""
     return [each.entry.id for each in index.read()]

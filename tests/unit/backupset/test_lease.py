@@ -28,12 +28,6 @@ OFTEN = 0.03
 ELSEWHERE = LeaseOwner("elsewhere", "another machine", 1, 1)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    """A directory."""
-    return open_store(parse(str(tmp_path)))
-
-
 def leave(store: ObjectStore, owner: LeaseOwner, seconds: float, number: int = 1) -> None:
     """Leave a lease of another that ends in so many seconds."""
     left = Lease("f" * 16, owner, "0123abcd", "backup", int((time.time() + seconds) * 1000))

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.support.ledgers import read_entries
 from tests.unit.backupset.samples import do_all, do_task
@@ -19,14 +16,6 @@ from tikv_br.backupset.ledger import (
 )
 from tikv_br.formats.checksum import Checksum
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.open import open_store
-from tikv_br.storage.url import parse
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    """A directory."""
-    return open_store(parse(str(tmp_path)))
 
 
 def test_entries_round_trip_in_key_order(store: ObjectStore) -> None:

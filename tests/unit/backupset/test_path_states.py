@@ -1,24 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tikv_br.backupset import run_record
 from tikv_br.backupset.run_record import PathState
 from tikv_br.errors import BackupPathInUse
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.open import open_store
-from tikv_br.storage.url import parse
 
 LATE_FILE = f"sst/{'0a' * 8}_{'1b' * 8}/0/4/17_default.sst"
 """As a store of ours writes it."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    """A directory."""
-    return open_store(parse(str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,6 @@ from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    """The index of an empty directory."""
-    return index_at(tmp_path)
-
-
 def paths(index: Index) -> set[str]:
     """Paths of the listed backups."""
     return {each.entry.path for each in index.read()}

@@ -77,12 +77,6 @@ class JournalIndex(Index):
         return Journal(super().store_of(path), self.changes, self._script)
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    """The index of an empty directory."""
-    return index_at(tmp_path)
-
-
 def prune(index: Index, policy: Policy = LAST, *, include_foreign: bool = False) -> set[str]:
     """Plan and carry out; the paths that went."""
     gone: set[str] = set()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,6 @@ from tikv_br.backupset.run_record import RunRecord, differences
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.open import open_store
-from tikv_br.storage.url import parse
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    """A directory."""
-    return open_store(parse(str(tmp_path)))
 
 
 @pytest.fixture

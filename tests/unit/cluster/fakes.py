@@ -9,11 +9,15 @@ from typing import cast
 
 from tests.support.scripted_grpc import Entry, ScriptedServer
 from tests.unit.cluster.http_server import ScriptedHttp
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.cluster.pd_connection import PdConnection
 from tikv_br.cluster.pd_http import PdHttp
+from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ClusterUnreachable, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.retry import Outage
 
 CLUSTER_ID = 7
@@ -112,6 +116,12 @@ class FakeCluster:
             and (not request.end_key or each.region.start_key < request.end_key)
         ]
         return pdpb_pb2.ScanRegionsResponse(regions=found[: request.limit or None])
+
+
+def client(fake: FakeCluster, version: ApiVersion = ApiVersion.V1, keyspace: int = 0, **changes: object) -> RawClient:
+    """A client of a scripted cluster, with changes of its config."""
+    cluster = Cluster.connect(fake.config(**changes))
+    return RawClient(cluster.router, KeyCodec(version, keyspace), cluster.cluster_id)
 
 
 def pd_http(server: ScriptedHttp) -> PdHttp:

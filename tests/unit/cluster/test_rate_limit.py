@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.clock import Clock
 from tikv_br.cluster.rate_limit import CREDIT_SECONDS, RateLimit
-
-
-class Clock:
-    """Time that passes by sleeping, or by hand."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
 
 
 @pytest.mark.parametrize("reading", [0.0, 0.02, 0.09])
 def test_the_duration_of_requests_does_not_slow_the_rate(reading: float) -> None:
     """100 reads of 1,000 bytes at 10,000 bytes a second last ten seconds, also if each takes some time."""
-    clock = Clock()
+    clock = Clock(50.0)
     limit = RateLimit(10_000, clock, clock.sleep)
     for _ in range(100):
         clock.sleep(reading)
@@ -35,7 +21,7 @@ def test_the_duration_of_requests_does_not_slow_the_rate(reading: float) -> None
 
 def test_a_pause_is_made_up_for_by_a_second_at_most() -> None:
     """After an hour of silence a store gets no hour's worth of bytes at once."""
-    clock = Clock()
+    clock = Clock(50.0)
     limit = RateLimit(1000, clock, clock.sleep)
     limit.spend(1, 1000)
     clock.sleep(3600)

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from tests.support.scripted_grpc import Entry
-from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
-from tikv_br.cluster.cluster import Cluster
+from tests.unit.cluster.fakes import FakeCluster, client, region, region_error, with_leader
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS
 from tikv_br.errors import ClusterUnfit, UsageError
 from tikv_br.formats import columns
@@ -26,12 +24,6 @@ from tikv_br.formats.keys.codec import KeyCodec
 
 KV = "/tikvpb.Tikv/"
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
-
-
-def client(fake: FakeCluster, version: ApiVersion = V1, keyspace: int = 0) -> RawClient:
-    """A client of a scripted cluster; its connections end with the process."""
-    cluster = Cluster.connect(fake.config())
-    return RawClient(cluster.router, KeyCodec(version, keyspace), cluster.cluster_id)
 
 
 def split(fake: FakeCluster, codec: KeyCodec, *user_keys: bytes) -> None:

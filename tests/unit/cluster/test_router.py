@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.scripted_grpc import fail
-from tests.unit.cluster.fakes import PD, FakeCluster, put_answer, region, region_error, with_leader
+from tests.unit.cluster.fakes import PD, FakeCluster, client, put_answer, region, region_error, with_leader
 from tikv_br.cluster.channel import FailedUnknown
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
@@ -47,12 +47,6 @@ def one_kind(kind: str) -> errorpb_pb2.Error:
     error = errorpb_pb2.Error(message="scripted")
     getattr(error, kind).SetInParent()
     return error
-
-
-def client(fake: FakeCluster, **changes: object) -> RawClient:
-    """A V1 client of a scripted cluster; its connections end with the process."""
-    cluster = Cluster.connect(fake.config(**changes))
-    return RawClient(cluster.router, KeyCodec(ApiVersion.V1), cluster.cluster_id)
 
 
 @pytest.fixture

@@ -9,23 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.scripted_grpc import fail
-from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
+from tests.unit.cluster.fakes import FakeCluster, client, region, region_error, with_leader
 from tikv_br.cluster import store
-from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import RegionErrorSeen
 from tikv_br.cluster.scan import PAGE_BYTES, PageSizer, measure_with_protobuf
-from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import KeyCodec
 
 SCAN = "/tikvpb.Tikv/RawScan"
-
-
-def client(fake: FakeCluster, version: ApiVersion = ApiVersion.V1) -> RawClient:
-    """A client of a scripted cluster; its connections end with the process."""
-    cluster = Cluster.connect(fake.config())
-    return RawClient(cluster.router, KeyCodec(version), cluster.cluster_id)
 
 
 Scan = Callable[[bytes], kvrpcpb_pb2.RawScanResponse]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.unit.gc.fakes import FakePd
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import GcReport, report
@@ -15,17 +16,6 @@ from tikv_br.gc.worker import WorkerOptions
 from tikv_br.web.metrics import respond
 
 INTERVAL = 600.0
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
 
 
 @pytest.fixture

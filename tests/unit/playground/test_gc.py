@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.clock import Clock
 from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.pd_state import FOREVER, GC_WORKER, GcRefusal, GcState, ServiceSafePoint
-
-
-class Clock:
-    """Unix seconds, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
 
 
 def test_claims_expire(engine: RocksEngine) -> None:

@@ -7,24 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.clock import Clock
 from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.timestamps import LOGICAL_BITS, RENEW_INTERVAL, CausalTimestamps, Tso
 
 
-class Clock:
-    """A clock that is set by hand, in unix seconds."""
-
-    def __init__(self, now: float = 1_800_000_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
-
-
 def test_tso_follows_the_clock_and_never_goes_back(engine: RocksEngine) -> None:
     """Physical parts are the clock's milliseconds, also while the clock is set back."""
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     tso = Tso(engine, clock)
     first = tso.next()
     assert first >> LOGICAL_BITS == 1_800_000_000_000
@@ -37,7 +27,7 @@ def test_tso_follows_the_clock_and_never_goes_back(engine: RocksEngine) -> None:
 
 def test_tso_gives_the_last_of_a_batch(engine: RocksEngine) -> None:
     """A batch is the timestamps up to and with the one returned, all of one millisecond."""
-    tso = Tso(engine, Clock())
+    tso = Tso(engine, Clock(1_800_000_000.0))
     first = tso.next()
     assert tso.next(100) == first + 100
     assert tso.next() == first + 101
@@ -45,7 +35,7 @@ def test_tso_gives_the_last_of_a_batch(engine: RocksEngine) -> None:
 
 def test_tso_refuses_impossible_counts(engine: RocksEngine) -> None:
     """Nothing, or more than a millisecond holds, is refused."""
-    tso = Tso(engine, Clock())
+    tso = Tso(engine, Clock(1_800_000_000.0))
     for count in (0, -1, 1 << LOGICAL_BITS):
         with pytest.raises(ValueError, match="tso count"):
             tso.next(count)
@@ -53,7 +43,7 @@ def test_tso_refuses_impossible_counts(engine: RocksEngine) -> None:
 
 def test_a_full_millisecond_overflows_into_the_next(engine: RocksEngine) -> None:
     """The logical part stays below 2^18 whatever is asked of one millisecond."""
-    tso = Tso(engine, Clock())
+    tso = Tso(engine, Clock(1_800_000_000.0))
     lasts = [tso.next(200_000) for _ in range(4)]
     assert [last >> LOGICAL_BITS for last in lasts] == [1_800_000_000_000 + extra for extra in range(4)]
     assert all(last & (1 << LOGICAL_BITS) - 1 == 200_000 for last in lasts)
@@ -61,7 +51,7 @@ def test_a_full_millisecond_overflows_into_the_next(engine: RocksEngine) -> None
 
 def test_a_restart_goes_on_above(engine: RocksEngine) -> None:
     """A new oracle on the same data starts above what an earlier one gave out, though its clock stands still."""
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     last = 0
     for _ in range(3):
         tso = Tso(engine, clock)
@@ -87,7 +77,7 @@ def run_ahead(causal: CausalTimestamps, clock: Clock, seconds: float) -> None:
 
 def test_causal_timestamps_lag_by_the_time_ahead(engine: RocksEngine) -> None:
     """An idle store's next write is three seconds behind PD, no more however long it idles (E6)."""
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     tso = Tso(engine, clock)
     causal = CausalTimestamps(tso, ahead=3.0)
     for idle, lag in ((1.0, 1000), (2.0, 2900), (60.0, 2900)):
@@ -99,7 +89,7 @@ def test_causal_timestamps_lag_by_the_time_ahead(engine: RocksEngine) -> None:
 @pytest.mark.parametrize("interval", [0.25, 1.0, 10.0])
 def test_causal_timestamps_are_no_older_where_renewals_are_late(engine: RocksEngine, interval: float) -> None:
     """On a busy machine the renewals are further apart; the cache covers three seconds all the same."""
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     tso = Tso(engine, clock)
     causal = CausalTimestamps(tso, ahead=3.0)
     for _ in range(50):

@@ -1,23 +1,13 @@
 from __future__ import annotations
 
+from tests.support.clock import Clock
 from tikv_br.progress_events import Event, StepFinished, StepStarted, TasksProgress
 from tikv_br.report.recorder import MAX_SAMPLES, Phase, Recorder
 
 
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
 def test_steps_are_counted_through_and_those_within_are_kept_apart() -> None:
     """The listener sees the drill's own steps, numbered over all lists; the record has the operations' as well."""
-    clock, heard = Clock(), list[Event]()
+    clock, heard = Clock(100.0), list[Event]()
     recorder = Recorder(heard.append, 3, clock)
     recorder(StepStarted("restore", 1, 1))
     clock.now += 1
@@ -37,7 +27,7 @@ def test_steps_are_counted_through_and_those_within_are_kept_apart() -> None:
 
 def test_a_failure_within_a_step_fails_the_step() -> None:
     """Both are recorded as interrupted, and nothing is running any more."""
-    recorder = Recorder(clock=Clock())
+    recorder = Recorder(clock=Clock(100.0))
     recorder(StepStarted("restore", 1, 1))
     recorder.nested(StepStarted("ingest", 1, 1))
     recorder.failed()
@@ -47,7 +37,7 @@ def test_a_failure_within_a_step_fails_the_step() -> None:
 
 def test_samples_of_a_long_drill_are_thinned_out() -> None:
     """First and last stay, in order, however many there were."""
-    clock = Clock()
+    clock = Clock(100.0)
     recorder = Recorder(clock=clock)
     for number in range(10 * MAX_SAMPLES):
         clock.now += 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.backup.conftest import Clusters
-from tests.integration.backup.resume.unfinished import V2, fill, safe_points
+from tests.integration.backup.resume.unfinished import V2, fill
 from tests.support.live_cluster import LiveCluster
 
 
@@ -24,5 +24,5 @@ def healed(v2: LiveCluster) -> Iterator[None]:
     """Leave no failpoint and no safe point behind."""
     yield
     v2.heal()
-    for name in safe_points(v2):
+    for name in v2.safe_points():
         v2.cluster.pd.update_service_safe_point(name, 0, 0)

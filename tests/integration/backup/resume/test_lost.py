@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.data import when
-from tests.integration.backup.resume.unfinished import REGIONS, V2, fail_half_way, files_at, fill, is_whole, safe_points
+from tests.integration.backup.resume.unfinished import REGIONS, V2, fail_half_way, files_at, fill, is_whole
 from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
@@ -54,7 +54,7 @@ def let_gc_pass(live: LiveCluster) -> None:
     In this order, or a renewal in between would hold GC back again.
     """
     live.cluster.pd.update_service_safe_point("gc_worker", 2**63 - 1, live.cluster.pd.tso())
-    for name in safe_points(live):
+    for name in live.safe_points():
         live.cluster.pd.update_service_safe_point(name, 0, 0)
 
 
@@ -69,7 +69,7 @@ def test_gc_that_passes_fails_the_run(options: Options, tmp_path: Path, monkeypa
             backup(wanted, when(StepStarted, "copy", lambda: let_gc_pass(live)))
         live.heal()
         assert files_at(wanted) == set()
-        assert safe_points(live) == {}
+        assert live.safe_points() == {}
         fail_half_way(live, wanted)
         let_gc_pass(live)
         with pytest.raises(SafePointError, match="has passed") as raised:
@@ -96,4 +96,4 @@ def test_lost_lease_leaves_the_safe_point_to_who_has_the_path(
         backup(wanted, when(StepStarted, "copy", take_it_away))
     begun = run_record.read_run(open_store(wanted.storage))
     assert begun is not None
-    assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
+    assert v2.safe_points() == {service_id(begun.run_id): begun.description.backup_ts - 1}

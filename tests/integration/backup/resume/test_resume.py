@@ -17,7 +17,6 @@ from tests.integration.backup.resume.unfinished import (
     files_at,
     is_whole,
     raising,
-    safe_points,
 )
 from tests.integration.s3_servers import versitygw_server
 from tests.support.damage import flipped
@@ -51,7 +50,7 @@ def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Optio
     begun = run_record.read_run(store)
     assert begun is not None
     assert 0 < len(done) < len(whole)
-    assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
+    assert v2.safe_points() == {service_id(begun.run_id): begun.description.backup_ts - 1}
     assert "tikv-br/lease" not in files_at(wanted)
     plan = backup(replace(wanted, dry_run=True)).plan
     assert (plan[0].start, plan[-1].end) == (done[-1].end, whole[-1].end)
@@ -65,7 +64,7 @@ def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Optio
     names = {file.name for file in BackupSet.open(store).files}
     assert names >= {file.name for entry in done for file in entry.files}
     is_whole(wanted, summary, v2, tmp_path)
-    assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
+    assert v2.safe_points() == {service_id(begun.run_id): begun.description.backup_ts - 1}
 
 
 def test_failed_run_is_gone_on_with_on_s3(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
@@ -208,12 +207,12 @@ def test_abort_removes_an_unfinished_run_and_never_a_backup(v2: LiveCluster, opt
     """All it left goes, the safe point too; a complete backup is refused, and so is a path that is being written."""
     wanted = options(v2, concurrency=1)
     fail_half_way(v2, wanted)
-    assert safe_points(v2)
+    assert v2.safe_points()
     with lease.acquire(open_store(wanted.storage), "backup"), pytest.raises(LeaseHeld):
         abort_backup(wanted.storage, None)
     done = abort_backup(wanted.storage, v2.config)
     assert (done.released, done.removed_objects > 2) == (True, True)
-    assert safe_points(v2) == {}
+    assert v2.safe_points() == {}
     assert files_at(wanted) == set()
     assert abort_backup(wanted.storage, None).removed_objects == 0
     backup(wanted)
@@ -259,7 +258,7 @@ def test_backup_that_was_not_tidied_up_is(v2: LiveCluster, options: Options, tmp
     summary = backup(wanted).summary
     assert (summary.total_kvs, summary.resumed_ranges) == (ROWS, 0)
     assert summary.ranges > 1
-    assert safe_points(v2) == {service_id(summary.resumed_run): summary.backup_ts - 1}
+    assert v2.safe_points() == {service_id(summary.resumed_run): summary.backup_ts - 1}
     is_whole(wanted, summary, v2, tmp_path)
     with pytest.raises(BackupPathInUse, match="already holds a backup"):
         backup(wanted)
@@ -271,7 +270,7 @@ def test_run_without_anything_done_leaves_nothing(v2: LiveCluster, options: Opti
     with pytest.raises(RequestRefused):
         backup(wanted, raising(StepStarted, "copy"))
     assert files_at(wanted) == set()
-    assert safe_points(v2) == {}
+    assert v2.safe_points() == {}
 
 
 def test_where_nothing_is_nothing_is_made(tmp_path: Path) -> None:

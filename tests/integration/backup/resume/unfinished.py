@@ -35,12 +35,6 @@ def fill(live: LiveCluster) -> None:
     live.run("split", keys=[bound.hex() for bound in bounds])
 
 
-def safe_points(live: LiveCluster) -> dict[str, int]:
-    """Return what PD holds for services of ours."""
-    points = live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
-    return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
-
-
 def files_at(wanted: BackupOptions) -> set[str]:
     """Return all that lies at the path, folders and hidden files too."""
     place = Path(wanted.storage.path)
