@@ -20,7 +20,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rows import to_storage
-from tikv_br.formats.sst import Compression
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.values import StoredValue
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation

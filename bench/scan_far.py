@@ -10,7 +10,7 @@ from bench.harness import Figure, Scale, Work, rates
 from bench.replay import replaying
 from bench.scan_to_sst import into_folder, scan_task
 from tikv_br.backup import scan as scan_engine
-from tikv_br.formats.sst import Compression
+from tikv_br.formats.sst.compression import Compression
 
 VALUE_SIZE = 1024
 DELAYS = (0.0, 0.02)

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.dataset import Dataset
 from bench.scan_to_sst import MEMORY, scan_task
 from tests.support.peak_memory import peak_mib
-from tikv_br.formats.sst import Compression
+from tikv_br.formats.sst.compression import Compression
 
 WARM_UP_ROWS = 2_000
 

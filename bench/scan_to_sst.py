@@ -22,7 +22,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.task import BackupJob
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.formats.sst import Compression
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.task import SharedObjects, TaskContext, run_task
 

@@ -17,7 +17,10 @@ from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.rows import to_storage
-from tikv_br.formats.sst import Compression, MemorySource, SstOptions, SstReader, SstWriter
+from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.writer import SstOptions, SstWriter
 
 BENCH_WRITE, BENCH_READ = "SST writer", "SST reader"
 VALUE_SIZES = (100, 1024)

@@ -94,7 +94,10 @@ def call_kernels() -> None:
 
 
 def _call_sst_kernels(stored: pa.RecordBatch, page: rawscan.RawPage, source: KeyCodec, codec: KeyCodec) -> None:
-    from tikv_br.formats.sst import MemorySource, SstReader, SstWriter, check_rows
+    from tikv_br.formats.sst.reader import SstReader
+    from tikv_br.formats.sst.row_check import check_rows
+    from tikv_br.formats.sst.source import MemorySource
+    from tikv_br.formats.sst.writer import SstWriter
 
     for is_page in (False, True):
         sink = io.BytesIO()

@@ -118,7 +118,7 @@ def _check_groups(data: Bytes, start: int, last: int) -> tuple[int, int]:
 
 
 @njit(forceinline=True)
-def _check_v2_key(data: Bytes, start: int, stop: int, prefix: Bytes) -> tuple[int, int]:
+def check_v2_key(data: Bytes, start: int, stop: int, prefix: Bytes) -> tuple[int, int]:
     """(reason or `GOOD`, size of the user key) of one storage key."""
     if stop == start or data[start] != Z:
         return NO_DATA_PREFIX, 0
@@ -156,7 +156,7 @@ def decode_v2_keys(offsets: Offsets, data: Bytes, prefix: Bytes) -> tuple[int, i
     ends = np.zeros(rows + 1, np.int64)
     ts = np.empty(rows, np.uint64)
     for row in range(rows):
-        reason, size = _check_v2_key(data, offsets[row], offsets[row + 1], prefix)
+        reason, size = check_v2_key(data, offsets[row], offsets[row + 1], prefix)
         if reason == GOOD:
             ts[row] = ~get_u64(data, offsets[row + 1] - TS_SIZE)
             reason = GOOD if ts[row] else BAD_TS
@@ -219,7 +219,7 @@ def encode_v2_values(offsets: Offsets, data: Bytes, expire_ts: Numbers, deleted:
 
 
 @njit(forceinline=True)
-def _check_v2_value(data: Bytes, start: int, stop: int) -> tuple[int, int, np.uint64]:
+def check_v2_value(data: Bytes, start: int, stop: int) -> tuple[int, int, np.uint64]:
     """(reason or `GOOD`, bytes after the user value, expiry) of one stored value."""
     if stop == start:
         return NO_FLAGS, 0, np.uint64(0)
@@ -242,7 +242,7 @@ def decode_v2_values(offsets: Offsets, data: Bytes) -> tuple[int, int, Offsets, 
     expire_ts = np.empty(rows, np.uint64)
     deleted = np.empty(rows, np.bool_)
     for row in range(rows):
-        reason, tail, expire_ts[row] = _check_v2_value(data, offsets[row], offsets[row + 1])
+        reason, tail, expire_ts[row] = check_v2_value(data, offsets[row], offsets[row + 1])
         if reason != GOOD:
             return row, reason, ends, np.empty(0, np.uint8), expire_ts, deleted
         deleted[row] = data[offsets[row + 1] - 1] & FLAG_DELETED != 0

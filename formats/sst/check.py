@@ -6,55 +6,26 @@ What a real store does with each defect is tabled in docs/formats-sst.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, RAW_MODE, KeyCodec
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst import table as names
-from tikv_br.formats.sst.block import entries
-from tikv_br.formats.sst.source import RandomAccess
-from tikv_br.formats.sst.table import Table
+from tikv_br.formats.sst.table import EndKeys, Table
 from tikv_br.formats.values import decode_value
 
 _EXTERNAL_VERSION = 2
 _GLOBAL_SEQNO_SIZE = 8
-_KEY_TRAILER = 8
-_PUT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SstFacts:
-    """Facts about a valid table."""
-
-    size: int
-    """Bytes of the file."""
-    tail_offset: int
-    """End of the last data block; for what follows see `tikv_br.formats.sst.tail_extent`."""
-    format_version: int
-    entries: int
-    data_blocks: int
-    first_key: bytes
-    """First key as in the file: with the ``z`` and, in V2, the timestamp."""
-    last_key: bytes
-    raw_key_size: int
-    """Bytes of keys before compression, eight more a row than user keys have; 0 = unknown."""
-    raw_value_size: int
-
-
-def check_structure(source: RandomAccess, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
+def check_structure(table: Table, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> EndKeys:
     """Check all that can be checked without reading every row: footer, properties, index, first and last data block.
 
     `start` and `end` are physical bounds as regions have them (`KeyCodec.bound`), without ``z``; empty = unbounded. All
     checksums of what is read are verified. Not seen here: rows between the first and the last block (`check_rows`).
     Raises `DamagedBytes`, `UnsupportedFormat` with what is wrong.
     """
-    return check_table(Table(source), api_version, start, end)
-
-
-def check_table(table: Table, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
-    """Check the structure as `check_structure`, of a table that may have been read in part."""
     table.require_plain_rows()
     _check_properties(table)
     handles = table.index.handles
@@ -62,19 +33,12 @@ def check_table(table: Table, api_version: ApiVersion, start: bytes = b"", end: 
         raise DamagedBytes("table without rows")
     if names.number(table.properties, names.NUM_DATA_BLOCKS) not in {0, len(handles)}:
         raise DamagedBytes(f"index of {len(handles)} blocks does not match the properties")
-    first_key, last_key = _check_ends(table, api_version)
-    _check_range(first_key, last_key, start, end)
-    return SstFacts(
-        size=table.source.size,
-        tail_offset=table.tail_offset,
-        format_version=table.footer.format_version,
-        entries=table.entries,
-        data_blocks=len(handles),
-        first_key=first_key,
-        last_key=last_key,
-        raw_key_size=names.number(table.properties, names.RAW_KEY_SIZE),
-        raw_value_size=names.number(table.properties, names.RAW_VALUE_SIZE),
-    )
+    found = _check_ends(table, api_version)
+    if found.first < DATA_PREFIX + start:
+        raise DamagedBytes(f"first key {show_key(found.first)} before the start of the range, {show_key(start)}")
+    if end and found.last >= DATA_PREFIX + end:
+        raise DamagedBytes(f"last key {show_key(found.last)} at or after the end of the range, {show_key(end)}")
+    return found
 
 
 def _check_properties(table: Table) -> None:
@@ -92,7 +56,7 @@ def _check_properties(table: Table) -> None:
             raise UnsupportedFormat(f"{name} is {names.number(properties, name)}: only puts are ingested")
 
 
-def _check_ends(table: Table, api_version: ApiVersion) -> tuple[bytes, bytes]:
+def _check_ends(table: Table, api_version: ApiVersion) -> EndKeys:
     """Check the rows of the first and the last block against each other and the index; the first and the last key."""
     separators, handles = table.index.separators, table.index.handles
     first_block = list(_keys(table, 0, api_version))
@@ -103,17 +67,12 @@ def _check_ends(table: Table, api_version: ApiVersion) -> tuple[bytes, bytes]:
         raise DamagedBytes("index key before the last key of its block")
     if len(handles) > 1 and last_block[0] <= separators[-2]:
         raise DamagedBytes("index key at or after the first key of the next block")
-    return first_block[0], last_block[-1]
+    return EndKeys(first_block[0], last_block[-1])
 
 
 def _keys(table: Table, number: int, api_version: ApiVersion) -> Iterator[bytes]:
     last = b""
-    for internal, value in entries(table.blocks.read(table.index.handles[number])):
-        if len(internal) < _KEY_TRAILER:
-            raise DamagedBytes(f"key {show_key(internal)} without sequence number")
-        key = internal[:-_KEY_TRAILER]
-        if internal[-_KEY_TRAILER] != _PUT:
-            raise UnsupportedFormat(f"row of type {internal[-_KEY_TRAILER]}: only puts are ingested")
+    for key, value in table.rows(table.index.handles[number]):
         if key <= last:
             raise DamagedBytes(f"key {show_key(key)} does not sort after {show_key(last)}")
         check_key(key, api_version)
@@ -129,10 +88,3 @@ def check_key(key: bytes, api_version: ApiVersion) -> None:
     rpc_key, ts = KeyCodec(api_version).parse_storage_key(key[len(DATA_PREFIX) :])
     if api_version is ApiVersion.V2 and (len(rpc_key) < PREFIX_SIZE or not rpc_key.startswith(RAW_MODE) or not ts):
         raise DamagedBytes(f"key {show_key(key)}: not a keyspace of raw mode, or a timestamp of 0")
-
-
-def _check_range(first_key: bytes, last_key: bytes, start: bytes, end: bytes) -> None:
-    if first_key < DATA_PREFIX + start:
-        raise DamagedBytes(f"first key {show_key(first_key)} before the start of the range, {show_key(start)}")
-    if end and last_key >= DATA_PREFIX + end:
-        raise DamagedBytes(f"last key {show_key(last_key)} at or after the end of the range, {show_key(end)}")

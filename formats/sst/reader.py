@@ -10,12 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from tikv_br.formats import columns
-from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.sst import decode
 from tikv_br.formats.sst import table as names
-from tikv_br.formats.sst.block import TRAILER_SIZE, Footer
-from tikv_br.formats.sst.check import SstFacts, check_table
+from tikv_br.formats.sst.block import TRAILER_SIZE
 from tikv_br.formats.sst.coding import BlockHandle, Readable
 from tikv_br.formats.sst.source import RandomAccess, read_exactly
 from tikv_br.formats.sst.table import Table
@@ -39,25 +37,6 @@ class SstReader:
 
     def __init__(self, source: RandomAccess) -> None:
         self.table = Table(source)
-
-    @property
-    def footer(self) -> Footer:
-        """Format version and checksum type."""
-        return self.table.footer
-
-    @property
-    def properties(self) -> dict[str, bytes]:
-        """RocksDB's and TiKV's table properties, undecoded."""
-        return self.table.properties
-
-    @property
-    def tail_offset(self) -> int:
-        """End of the last data block: see `tikv_br.formats.sst.tail_extent`."""
-        return self.table.tail_offset
-
-    def check_structure(self, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
-        """Check the structure as `tikv_br.formats.sst.check_structure`."""
-        return check_table(self.table, api_version, start, end)
 
     def batches(self, max_rows: int = 65_536, start: bytes = b"", end: bytes = b"") -> Iterator[pa.RecordBatch]:
         """All rows in file order as batches of ``STORAGE_SCHEMA``, of at most `max_rows` rows and some MiB each.
@@ -89,7 +68,7 @@ class SstReader:
 
     def _room(self, total: str, max_rows: int) -> int:
         """Bytes to keep ready for a column of which a property says the total; it need not be true."""
-        return max(_LEAST_BYTES, min(_BATCH_BYTES, max_rows * _ROW_BYTES, names.number(self.properties, total)))
+        return max(_LEAST_BYTES, min(_BATCH_BYTES, max_rows * _ROW_BYTES, names.number(self.table.properties, total)))
 
     def _blocks(self, handles: list[BlockHandle]) -> Iterator[Readable]:
         """The contents of data blocks."""

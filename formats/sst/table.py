@@ -118,6 +118,7 @@ def _text(name: bytes) -> str:
 
 
 _KEY_TRAILER = 8
+_PUT = 1
 _TWO_LEVELS = 2
 _WITH_FIRST_KEYS = 3
 _INDEX_TYPES = range(4)  # 0 and 1 are searched in different ways but read alike
@@ -271,6 +272,15 @@ class Table:
         """End of the last data block: filter, index, properties and footer follow."""
         return self.index.data_end
 
+    def rows(self, handle: BlockHandle) -> Iterator[FoundRow]:
+        """The rows of a data block. Raises `UnsupportedFormat` for a row that is no put."""
+        for internal, value in entries(self.blocks.read(handle)):
+            if len(internal) < _KEY_TRAILER:
+                raise DamagedBytes(f"row of the block at {handle.offset} has a key without sequence number")
+            if internal[-_KEY_TRAILER] != _PUT:
+                raise UnsupportedFormat(f"row of type {internal[-_KEY_TRAILER]}: only puts are read")
+            yield FoundRow(internal[:-_KEY_TRAILER], value)
+
     def require_plain_rows(self) -> None:
         """Raise `UnsupportedFormat` where rows cannot be read block by block, each on its own, in order of bytes."""
         comparator = self.properties.get(COMPARATOR, BYTEWISE)
@@ -282,24 +292,18 @@ class Table:
             raise UnsupportedFormat("table with range deletions")
 
 
-def tail_extent(source: RandomAccess) -> int:
-    """Return the start of a table's tail: all that follows its last data block.
-
-    A hash from here to the end identifies the table without reading its rows: the index holds every block's extent.
-    Raises `DamagedBytes`, `UnsupportedFormat`.
-    """
-    return Table(source).tail_offset
-
-
-_KEY_TRAILER = 8
-_PUT = 1
-
-
 class FoundRow(NamedTuple):
     """A row as it lies in the table."""
 
     key: bytes
     value: bytes
+
+
+class EndKeys(NamedTuple):
+    """The first and the last key of a table as in the file: with the ``z`` and, in V2, the timestamp."""
+
+    first: bytes
+    last: bytes
 
 
 def first_row_from(table: Table, key: bytes) -> FoundRow | None:
@@ -310,11 +314,7 @@ def first_row_from(table: Table, key: bytes) -> FoundRow | None:
     table.require_plain_rows()
     index = table.index
     for handle in index.handles[bisect_left(index.separators, key) :]:
-        for internal, value in entries(table.blocks.read(handle)):
-            if len(internal) < _KEY_TRAILER:
-                raise DamagedBytes(f"row of the block at {handle.offset} has a key without sequence number")
-            if internal[:-_KEY_TRAILER] >= key:
-                if internal[-_KEY_TRAILER] != _PUT:
-                    raise UnsupportedFormat(f"row of type {internal[-_KEY_TRAILER]}: only puts are read")
-                return FoundRow(internal[:-_KEY_TRAILER], value)
+        for row in table.rows(handle):
+            if row.key >= key:
+                return row
     return None

@@ -62,23 +62,6 @@ class SstOptions:
             raise UnsupportedFormat(f"blocks of {self.block_size} bytes, restarts every {self.restart_interval} rows")
 
 
-@dataclass(frozen=True, slots=True)
-class SstSummary:
-    """Facts about the written file."""
-
-    size: int
-    """Bytes of the file."""
-    tail_offset: int
-    """End of the last data block: see `tikv_br.formats.sst.tail_extent`."""
-    entries: int
-    data_blocks: int
-    first_key: bytes
-    last_key: bytes
-    raw_key_size: int
-    """Bytes of all keys before compression, as RocksDB counts: with eight bytes more a row."""
-    raw_value_size: int
-
-
 Kernel = Callable[[encode.Blocks], Int]
 Sink = Callable[[bytes], object]
 _MAX_SKIPPED = 15
@@ -134,7 +117,7 @@ class SstWriter:
         )
         return FoldedRows(folded, odd, page.rows, page.key_bytes + page.value_bytes - page.rows * len(source.prefix))
 
-    def finish(self) -> SstSummary:
+    def finish(self) -> names.EndKeys:
         """Write the rest of the file. Raises `FormatError` if there are no rows: no store takes such a file."""
         if self._first_key is None:
             raise FormatError("a table without rows")
@@ -164,18 +147,8 @@ class SstWriter:
         metaindex = self._write(encode_entries([(names.BLOCK_NAME.encode(), self._write(properties).encode())]))
         footer = Footer(self._options.format_version, self._checksum, metaindex, index).encode()
         self._pieces.append(footer)
-        self._offset += len(footer)
         self._flush()
-        return SstSummary(
-            size=self._offset,
-            tail_offset=data_end,
-            entries=entries,
-            data_blocks=self._index.blocks,
-            first_key=self._first_key,
-            last_key=arena.last_key,
-            raw_key_size=raw_key_size,
-            raw_value_size=value_bytes,
-        )
+        return names.EndKeys(self._first_key, arena.last_key)
 
     def _run(self, kernel: Kernel, longest_key: int) -> None:
         """Append rows whose storage keys have at most `longest_key` bytes, by the kernel; raises as `append_page`."""

@@ -37,7 +37,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys import codec
-from tikv_br.formats.sst import Table
+from tikv_br.formats.sst.table import Table
 from tikv_br.playground.encoding import encoding_of
 from tikv_br.playground.versions import ServerVersion
 from tikv_br.storage.open import open_store

@@ -31,7 +31,9 @@ from tikv_br.formats.errors import UnsortedKeys
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.rawscan import RawPage, ScanPage
 from tikv_br.formats.rows import from_storage
-from tikv_br.formats.sst import MemorySource, SstOptions, SstReader, SstWriter
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.writer import SstOptions, SstWriter
 from tikv_br.incremental.feed.decode import decode
 
 CODEC = KeyCodec(ApiVersion.V2)

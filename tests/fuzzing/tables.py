@@ -18,9 +18,15 @@ from tests.unit.formats_sst.tables import Row, hand_made, storage_rows, table_op
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
-from tikv_br.formats.sst import Compression, MemorySource, SstOptions, SstReader, check_rows, check_structure
 from tikv_br.formats.sst.block import FOOTER_SIZE, ChecksumType
+from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.coding import encode_varint
+from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.row_check import check_rows
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import Table
+from tikv_br.formats.sst.writer import SstOptions
 
 LARGEST = 64 << 10
 """Of the recorded tables those up to this size are damaged: most of a larger one's bytes are rows like others."""
@@ -104,7 +110,7 @@ def read(data: bytes) -> str:
     """Check and read it: ``read`` or the name of the error. Anything but a `FormatError` comes out."""
     source = MemorySource(data)
     try:
-        check_structure(source, ApiVersion.V2)
+        check_structure(Table(source), ApiVersion.V2)
         check_rows(SstReader(source), ApiVersion.V2)
     except FormatError as error:
         with contextlib.suppress(FormatError):

@@ -13,9 +13,13 @@ import zstandard
 from tests.support.internal_rows import internal_rows
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.sst import MemorySource, SstReader, Table, check_rows, check_structure, tail_extent
 from tikv_br.formats.sst import table as names
+from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.coding import decode_varint
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.row_check import check_rows
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import Table
 
 PRINTED_PROPERTIES = {
     "data blocks": names.NUM_DATA_BLOCKS,
@@ -84,9 +88,9 @@ def test_counts_equal_backupmeta(golden: Path) -> None:
         for file in backup["files"]:
             source = MemorySource((folder / file["name"]).read_bytes())
             start, end = (codec.bound(bytes.fromhex(file.get(name, ""))) for name in ("start_key", "end_key"))
-            facts = check_structure(source, version, start, end)
-            assert tail_extent(source) == facts.tail_offset
-            assert check_rows(SstReader(source), version).entries == facts.entries
-            assert facts.entries == int(file["total_kvs"]), file["name"]
+            table = Table(source)
+            check_structure(table, version, start, end)
+            check_rows(SstReader(source), version)
+            assert table.entries == int(file["total_kvs"]), file["name"]
             checked.add(folder / file["name"])
     assert checked == set((golden / "backups").rglob("*.sst"))

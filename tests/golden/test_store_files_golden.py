@@ -23,7 +23,8 @@ from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.sst import MemorySource, Table
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import Table
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -28,7 +28,7 @@ from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.errors import SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import checksum
-from tikv_br.formats.sst import SstReader
+from tikv_br.formats.sst.reader import SstReader
 from tikv_br.formats.sst.source import MemorySource
 
 CURABLE = [kind for kind, reaction in REACTIONS.items() if reaction.action is not Action.FAIL]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tikv_br.formats.sst import SstReader
 from tikv_br.formats.sst.block import entries
+from tikv_br.formats.sst.reader import SstReader
 from tikv_br.formats.sst.table import GLOBAL_SEQNO, fixed_number
 
 

@@ -17,7 +17,8 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.sst import RandomAccess, Table
+from tikv_br.formats.sst.source import RandomAccess
+from tikv_br.formats.sst.table import Table
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class FileRecorder:
         """Read the whole file, and check it against what its store reported."""
         from tikv_br.formats import columns  # imports Arrow and Numba, which most files do not need
         from tikv_br.formats.rows import from_storage
-        from tikv_br.formats.sst import SstReader
+        from tikv_br.formats.sst.reader import SstReader
 
         reader = SstReader(stored)
         source, target = self.converter.source, self.converter.target

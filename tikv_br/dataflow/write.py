@@ -27,7 +27,7 @@ from tikv_br.storage.open import open_store
 
 if TYPE_CHECKING:
     from tikv_br.formats.parquet import ParquetWriter
-    from tikv_br.formats.sst import SstWriter
+    from tikv_br.formats.sst.writer import SstWriter
 
 log = logging.getLogger(__name__)
 PARQUET_FORMAT_VERSION = "1"
@@ -173,7 +173,7 @@ class DataFiles:
     def add(self, rows: ConvertedRows) -> None:
         """Append rows that follow those before. Raises `StorageError`, `UnsortedKeys`."""
         from tikv_br.formats.rows import to_storage
-        from tikv_br.formats.sst import SstWriter
+        from tikv_br.formats.sst.writer import SstWriter
 
         file = self._file_from(rows.first_key)
         is_sst = isinstance(file.writer, SstWriter)
@@ -185,7 +185,7 @@ class DataFiles:
 
         Raises as `add` does, and `DamagedBytes` for keys outside the source's keyspace.
         """
-        from tikv_br.formats.sst import SstWriter
+        from tikv_br.formats.sst.writer import SstWriter
 
         converter = self._converter
         file = self._file_from(converter.first_key(page))
@@ -210,7 +210,7 @@ class DataFiles:
 
     def abandon(self) -> None:
         """Remove all files. Files that cannot be removed are logged; nothing refers to them."""
-        from tikv_br.formats.sst import SstWriter
+        from tikv_br.formats.sst.writer import SstWriter
 
         if self._open is not None:
             with self._open.file:  # aborts the upload
@@ -237,7 +237,7 @@ class DataFiles:
     def _writer(self, file: FileWriter) -> SstWriter | ParquetWriter:
         options = self._options
         if options.file_kind is FileKind.SST:
-            from tikv_br.formats.sst import SstOptions, SstWriter
+            from tikv_br.formats.sst.writer import SstOptions, SstWriter
 
             return SstWriter(file.write, SstOptions(options.compression, options.compression_level))
         from tikv_br.formats.parquet import ParquetOptions, ParquetWriter
@@ -245,7 +245,7 @@ class DataFiles:
         return ParquetWriter(file.write, ParquetOptions(options.compression, options.compression_level))
 
     def _close(self, file: _OpenFile, end: bytes) -> None:
-        from tikv_br.formats.sst import SstWriter
+        from tikv_br.formats.sst.writer import SstWriter
 
         if isinstance(file.writer, SstWriter):
             file.writer.finish()

@@ -270,7 +270,7 @@ class Upload:
     def _write(self, file: IO[bytes], meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
         """Write the rows in ``span`` as a store holds them; False when there are none."""
         from tikv_br.formats.rows import to_storage
-        from tikv_br.formats.sst import SstWriter
+        from tikv_br.formats.sst.writer import SstWriter
 
         def sink(data: bytes) -> None:
             meta.crc32 = zlib.crc32(data, meta.crc32)
@@ -285,9 +285,9 @@ class Upload:
             return False
         written = writer.finish()
         file.flush()
-        start, end = (key[len(DATA_PREFIX) :] for key in (written.first_key, written.last_key))
+        start, end = (key[len(DATA_PREFIX) :] for key in written)
         meta.range.CopyFrom(import_sstpb_pb2.Range(start=start, end=end))
-        meta.length = written.size
+        meta.length = file.tell()
         return True
 
     def _rows(self, span: KeyRange) -> Iterator[pa.RecordBatch]:

@@ -16,8 +16,8 @@ from tikv_br.cancellation import Cancellation, inherit
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
-from tikv_br.formats.sst import SstFacts, Table
-from tikv_br.formats.sst.check import check_table
+from tikv_br.formats.sst.check import check_structure
+from tikv_br.formats.sst.table import EndKeys, Table
 
 _MAX_TS = "tikv.max_ts"
 PIECE_BYTES = 4 << 20
@@ -125,9 +125,9 @@ def _inspect_sst(backup: BackupSet, file: FileEntry, pieces: int) -> tuple[int, 
     """The number of rows by the file's metadata, and its facts."""
     codec = KeyCodec(backup.api_version)
     table = Table(open_file(backup.store, file))
-    facts = check_table(table, backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
+    ends = check_structure(table, backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
     cuts = _cuts(table.index.separators, codec, file, pieces)
-    return facts.entries, FileFacts(_max_ts(file, facts, table.properties, codec), cuts)
+    return table.entries, FileFacts(_max_ts(file, ends, table.properties, codec), cuts)
 
 
 def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces: int) -> tuple[bytes, ...]:
@@ -148,10 +148,10 @@ def _inspect_parquet(backup: BackupSet, file: FileEntry, _pieces: int) -> tuple[
     return ParquetReader(open_file(backup.store, file)).rows, FileFacts(file.max_ts)
 
 
-def _max_ts(file: FileEntry, facts: SstFacts, properties: dict[str, bytes], codec: KeyCodec) -> int:
+def _max_ts(file: FileEntry, ends: EndKeys, properties: dict[str, bytes], codec: KeyCodec) -> int:
     if codec.api_version is not ApiVersion.V2:
         return 0
     if file.max_ts:
         return file.max_ts
-    ends = (codec.parse_storage_key(key[len(DATA_PREFIX) :])[1] for key in (facts.first_key, facts.last_key))
-    return max(int.from_bytes(properties.get(_MAX_TS, b""), "big"), *ends)
+    seen = (codec.parse_storage_key(key[len(DATA_PREFIX) :])[1] for key in ends)
+    return max(int.from_bytes(properties.get(_MAX_TS, b""), "big"), *seen)

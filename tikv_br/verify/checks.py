@@ -135,11 +135,12 @@ def _check_rows(job: FileJob, file: FileEntry, data: HashedFile) -> tuple[int, l
 
 def _sum_sst(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
     """The sums of an SST, after checking every block and row."""
-    from tikv_br.formats.sst import check_rows
+    from tikv_br.formats.sst.check import check_structure
+    from tikv_br.formats.sst.row_check import check_rows
     from tikv_br.verify.row_sums import SummingReader
 
     reader = SummingReader(data, codec)
-    reader.check_structure(codec.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
+    check_structure(reader.table, codec.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
     check_rows(reader, codec.api_version)
     return reader.sums
 

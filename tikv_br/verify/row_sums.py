@@ -15,7 +15,8 @@ from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import user_range
 from tikv_br.formats.rows import LiveFilter, from_storage, to_storage, within
-from tikv_br.formats.sst import RandomAccess, SstReader
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import RandomAccess
 
 
 @dataclass

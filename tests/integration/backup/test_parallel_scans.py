@@ -24,7 +24,9 @@ from tikv_br.formats.checksum import checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.rawscan import RawPage
 from tikv_br.formats.rows import from_storage
-from tikv_br.formats.sst import Compression, MemorySource, SstReader
+from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -13,8 +13,9 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.sst import MemorySource, SstReader
 from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
@@ -85,7 +86,7 @@ def test_the_compression_is_passed_on(compression: Compression, clusters: Cluste
     wanted = options(live, engine="store", ranges=((b"c", b"d"),), compression=compression)
     backup(wanted)
     (file,) = Path(wanted.storage.path).rglob("*.sst")
-    said = SstReader(MemorySource(file.read_bytes())).properties["rocksdb.compression"]
+    said = SstReader(MemorySource(file.read_bytes())).table.properties["rocksdb.compression"]
     assert said == compression.property_name.encode()
 
 

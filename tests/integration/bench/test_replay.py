@@ -20,7 +20,9 @@ from tikv_br.cluster.rawkv import RawClient
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.rows import from_storage
-from tikv_br.formats.sst import Compression, MemorySource, SstReader
+from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
 
 DATASET = Dataset(25_000, 30)
 

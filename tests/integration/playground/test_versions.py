@@ -18,7 +18,8 @@ from tests.integration.playground.ssts import backup, files_of, local, rows_in
 from tests.support.playground_admin import PlaygroundAdmin
 from tikv_br.cluster.pb import cdcpb_pb2, keyspacepb_pb2, keyspacepb_pb2_grpc, kvrpcpb_pb2, pdpb_pb2
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.sst import MemorySource, Table
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import Table
 from tikv_br.playground.node import FEED_OF_RAW_ROWS
 
 

@@ -23,7 +23,8 @@ from tikv_br.formats.errors import UnsortedKeys
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import ScanPage, measure
-from tikv_br.formats.sst import MemorySource, SstReader
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

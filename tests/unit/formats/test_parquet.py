@@ -19,7 +19,8 @@ from tikv_br.formats import columns
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
 from tikv_br.formats.parquet import ParquetOptions, ParquetReader, ParquetWriter
-from tikv_br.formats.sst import Compression, MemorySource
+from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.source import MemorySource
 
 Row = tuple[bytes, bytes, int, int, bool]
 TIMES = st.integers(0, 2**64 - 1)

@@ -16,10 +16,13 @@ from tests.support.tools import find_tool
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
-from tikv_br.formats.sst import MemorySource, SstOptions, SstReader, SstSummary, SstWriter
 from tikv_br.formats.sst import table as names
 from tikv_br.formats.sst.block import ChecksumType, Footer, encode_entries
 from tikv_br.formats.sst.coding import BlockHandle, decode_handle, encode_varint
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import EndKeys
+from tikv_br.formats.sst.writer import SstOptions, SstWriter
 from tikv_br.formats.values import StoredValue
 
 Row = tuple[bytes, bytes]
@@ -36,14 +39,14 @@ def batch(rows: Iterable[Row]) -> pa.RecordBatch:
     )
 
 
-def write(rows: Iterable[Row], options: SstOptions | None = None, *, cut: int = 1000) -> tuple[bytes, SstSummary]:
+def write(rows: Iterable[Row], options: SstOptions | None = None, *, cut: int = 1000) -> tuple[bytes, EndKeys]:
     """Write a table with our writer, in batches of `cut` rows."""
     rows, chunks = list(rows), list[bytes]()
     writer = SstWriter(chunks.append, options or SstOptions())
     for start in range(0, len(rows), cut):
         writer.append(batch(rows[start : start + cut]))
-    summary = writer.finish()
-    return b"".join(chunks), summary
+    ends = writer.finish()
+    return b"".join(chunks), ends
 
 
 def read(data: bytes, max_rows: int = 65_536) -> list[Row]:

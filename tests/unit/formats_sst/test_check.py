@@ -10,10 +10,13 @@ from tests.unit.formats_sst.tables import Row, hand_made, sst_dump, storage_rows
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.sst import MemorySource, SstReader, check_rows, check_structure, tail_extent
 from tikv_br.formats.sst import table as names
 from tikv_br.formats.sst.block import ChecksumType, Footer, encode_entries
+from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.coding import BlockHandle
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.row_check import check_rows
+from tikv_br.formats.sst.source import MemorySource
 from tikv_br.formats.sst.table import Table
 
 V1, V1TTL, V2 = ApiVersion
@@ -27,7 +30,7 @@ def in_blocks(rows: list[Row], size: int = 100) -> list[list[Row]]:
 
 def structure(data: bytes, version: ApiVersion, start: bytes = b"", end: bytes = b"") -> None:
     """Checks of a restore of every file."""
-    check_structure(MemorySource(data), version, start, end)
+    check_structure(Table(MemorySource(data)), version, start, end)
 
 
 def content(data: bytes, version: ApiVersion) -> None:
@@ -256,14 +259,13 @@ class Recording:
 
 def test_few_bytes_are_read() -> None:
     """Of a large file the end, the first and the last block are read, in a handful of requests."""
-    data, summary = write(storage_rows(V2, 50_000, value_size=100))
+    data, _ends = write(storage_rows(V2, 50_000, value_size=100))
     source = Recording(data)
-    facts = check_structure(source, V2)
-    assert facts.size == len(data)
+    table = Table(source)
+    check_structure(table, V2)
     assert len(source.reads) <= 3
     assert sum(length for _, length in source.reads) < 200 << 10
-    assert tail_extent(MemorySource(data)) == summary.tail_offset
-    assert data[summary.tail_offset :].count(b"rocksdb.num.entries") == 1
+    assert data[table.tail_offset :].count(b"rocksdb.num.entries") == 1
 
 
 @pytest.mark.parametrize("format_version", range(2, 7))
@@ -272,18 +274,19 @@ def test_tables_of_rocksdb(tmp_path: Path, format_version: int) -> None:
     rows = storage_rows(V2, 3000)
     options = table_options(format_version=format_version, compression="zstd", two_level=format_version > 4)
     data = write_by_rocksdb(tmp_path / "table.sst", rows, options)
-    facts = check_structure(MemorySource(data), V2)
-    assert (facts.entries, facts.first_key, facts.last_key) == (3000, rows[0][0], rows[-1][0])
-    assert names.number(SstReader(MemorySource(data)).properties, names.TAIL_START) == facts.tail_offset
+    table = Table(MemorySource(data))
+    assert check_structure(table, V2) == (rows[0][0], rows[-1][0])
+    assert table.entries == 3000
+    assert names.number(table.properties, names.TAIL_START) == table.tail_offset
     content(data, V2)
 
 
 def test_every_flipped_byte_of_the_tail() -> None:
     """Each byte of index, properties and footer, changed, is found, but for padding and the global sequence number."""
     rows = storage_rows(V2, 200)
-    data, summary = write(rows)
+    data, _ends = write(rows)
     silent = 0
-    for at in range(summary.tail_offset, len(data)):
+    for at in range(Table(MemorySource(data)).tail_offset, len(data)):
         changed = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
         try:
             structure(changed, V2)
@@ -291,11 +294,3 @@ def test_every_flipped_byte_of_the_tail() -> None:
         except FormatError:
             pass
     assert silent <= 45
-
-
-def test_reader_offers_it() -> None:
-    """The check is a method of the reader too, and reads nothing twice."""
-    data, summary = write(storage_rows(V1, 10))
-    reader = SstReader(MemorySource(data))
-    assert reader.check_structure(V1).last_key == summary.last_key
-    assert reader.tail_offset == summary.tail_offset

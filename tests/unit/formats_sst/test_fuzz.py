@@ -10,7 +10,8 @@ import pytest
 from tests.fuzzing.tables import SST, tables
 from tests.fuzzing.target import limit_memory, outcomes
 from tikv_br.formats.errors import FormatError
-from tikv_br.formats.sst import MemorySource, SstReader
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from tests.unit.formats_sst.tables import Row, hand_made, table_options, write, write_by_rocksdb
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
-from tikv_br.formats.sst import Compression, MemorySource, SstOptions, Table
-from tikv_br.formats.sst.table import first_row_from
+from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import Table, first_row_from
+from tikv_br.formats.sst.writer import SstOptions
 
 KEYS = st.binary(max_size=4).map(lambda key: b"z" + key)
 

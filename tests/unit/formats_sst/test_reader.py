@@ -24,9 +24,10 @@ from tests.unit.formats_sst.tables import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import STORAGE_SCHEMA
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
-from tikv_br.formats.sst import MemorySource, SstReader, Table
 from tikv_br.formats.sst.block import extents
-from tikv_br.formats.sst.table import BLOCK_NAME, GLOBAL_SEQNO
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import BLOCK_NAME, GLOBAL_SEQNO, Table
 
 
 def rows_of_all_sizes() -> list[Row]:
@@ -48,7 +49,7 @@ def test_every_version(tmp_path: Path, version: int, compression: str, checksum:
     options = table_options(format_version=version, compression=compression, checksum=checksum)
     data = write_by_rocksdb(tmp_path / "table.sst", rows, options)
     reader = SstReader(MemorySource(data))
-    assert reader.footer.format_version == version
+    assert reader.table.footer.format_version == version
     assert reader.table.entries == len(rows)
     assert read(data) == rows
 
