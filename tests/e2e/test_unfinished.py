@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import succeed, tikv_br
+from tests.support.ledgers import begin_backup
 from tests.unit.backupset.shelves import index_at, make_backup, names, shelve
 from tikv_br.backupset import lease
-from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.errors import BackupPathInUse, LeaseHeld, LeaseLost
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -48,7 +48,7 @@ def test_abort_removes_what_is_unfinished(store: ObjectStore) -> None:
     """A live run, a finished backup and foreign files stay as they are."""
     place = ("-s", store.location.path)
     store.put("README.txt", b"mine")
-    BackupWriter.create(store)
+    begin_backup(store)
     store.put("sst/x_default.sst", b"x")
     with lease.acquire(store, "backup"):
         assert tikv_br("abort", *place).code == LeaseHeld.exit_code

@@ -12,12 +12,12 @@ import pytest
 from tests.integration.cloud_servers import AzureServer, azurite_server
 from tests.integration.gcs_server import GcsServer, gcs_server
 from tests.integration.s3_servers import BUCKET, S3Server, moto_server, versitygw_server
-from tests.support.ledgers import read_entries
+from tests.support.ledgers import begin_backup, read_entries
 from tests.support.waiting import eventually
 from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br import records
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.lease import Lease, LeaseOwner, PathLease
 from tikv_br.backupset.ledger import write_entry
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupPathInUse, LeaseHeld, StorageObjectMissing
@@ -54,7 +54,7 @@ def location(server: AnyServer, request: pytest.FixtureRequest) -> StorageLocati
 def test_whole_life_of_a_backup(location: StorageLocation) -> None:
     """Created, written by tasks with stores of their own, committed, opened and verified; marks of the storage recorded."""
     store = open_store(location)
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     for number in range(3):
         task_store = open_store(location)
         write_entry(task_store, do_task(task_store, number))
@@ -71,7 +71,7 @@ def test_whole_life_of_a_backup(location: StorageLocation) -> None:
 def test_mark_catches_a_file_altered_in_its_middle(location: StorageLocation) -> None:
     """On S3 two small requests notice even a change far from the tail: the mark differs, so the file is read."""
     store = open_store(location)
-    BackupWriter.create(store).commit(describe(store), do_all(store))
+    begin_backup(store).commit(describe(store), do_all(store))
     opened = BackupSet.open(store)
     file = opened.files[0]
     data = bytearray(store.get(file.name))
@@ -86,7 +86,7 @@ def test_backup_copied_within_s3(server: AnyServer, location: StorageLocation) -
     if not isinstance(server, S3Server):
         pytest.skip("the other client is one of S3")
     store = open_store(location)
-    BackupWriter.create(store).commit(describe(store), do_all(store))
+    begin_backup(store).commit(describe(store), do_all(store))
     for info in list(store.list()):
         source = {"Bucket": BUCKET, "Key": f"{location.path}/{info.name}"}
         server.admin.copy_object(Bucket=BUCKET, Key=f"copies/{location.path}/{info.name}", CopySource=source)
@@ -102,7 +102,7 @@ def test_one_of_many_concurrent_runs_gets_the_path(request: pytest.FixtureReques
 
     def begin(_run: int) -> bool:
         try:
-            BackupWriter.create(open_store(location))
+            begin_backup(open_store(location))
         except BackupPathInUse:
             return False
         return True
@@ -150,7 +150,7 @@ def test_missing_bucket(server: AnyServer) -> None:
     """A bucket that does not exist stops a backup before it begins, and is no finished backup to restore from."""
     store = open_store(server.location("p", "no-such-bucket"))
     with pytest.raises(StorageObjectMissing, match=r"(bucket|container) 'no-such-bucket' does not exist"):
-        BackupWriter.create(store)
+        begin_backup(store)
     with pytest.raises(BackupNotFound, match=r"(bucket|container) 'no-such-bucket' does not exist"):
         BackupSet.open(store)
 
@@ -158,7 +158,7 @@ def test_missing_bucket(server: AnyServer) -> None:
 def test_manifest_holds_no_secret(location: StorageLocation, tmp_path: Path) -> None:
     """No object of a backup repeats the credentials it was written with."""
     store = open_store(location)
-    BackupWriter.create(store).commit(describe(store), do_all(store))
+    begin_backup(store).commit(describe(store), do_all(store))
     options = location.s3, location.azure
     hidden = (options[0].access_key, options[0].secret_access_key, options[1].account_key)
     secrets = [secret.reveal().encode() for secret in hidden if secret]

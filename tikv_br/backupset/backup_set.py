@@ -67,14 +67,6 @@ class BackupWriter:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    @classmethod
-    def create(cls, store: ObjectStore) -> BackupWriter:
-        """Start at an empty path. Raises `BackupPathInUse` if it has a backup or a part of one."""
-        if run_record.path_state(store) is not run_record.PathState.FREE:
-            raise BackupPathInUse(f"{store.location} holds an interrupted backup")
-        run_record.mark_path(store)
-        return cls(store)
-
     def commit(
         self,
         description: Description,
@@ -83,19 +75,11 @@ class BackupWriter:
     ) -> Manifest:
         """Verify that the entries cover the source ranges and that their files exist, then commit the backup.
 
-        ``confirm`` is called right before each of the two writes, and raises if this run has lost the path.
+        There is one entry for each interval, and they come in key order; none is kept, and little of each file. ``confirm``
+        is called right before each of the two writes, and raises if this run has lost the path.
         Raises `CoverageError`, `BackupDamaged` for a missing or truncated file, `BackupPathInUse` if another run has
         committed. May be repeated after an error. Cleans up at the end.
         """
-        return self.commit_ordered(description, ledger.one_per_interval(entries), confirm)
-
-    def commit_ordered(
-        self,
-        description: Description,
-        entries: Iterable[LedgerEntry],
-        confirm: Callable[[], None] = lambda: None,
-    ) -> Manifest:
-        """Commit as `commit`, from one entry for each interval, in key order. Keeps no entry, and little of each file."""
         listed = {info.name: (info.size, info.etag) for info in self._store.list() if layout.is_data(info.name)}
         done = _Work(MetaEncoder(meta_content(description, ())), listed)
         for entry in entries:
@@ -167,7 +151,7 @@ class BackupWriter:
             self._store.delete(name)
         self._sweep()
         check()
-        run_record.unmark_path(self._store)
+        self._store.delete(layout.LOCK)
         return len(gone)
 
     def _sweep(self) -> None:

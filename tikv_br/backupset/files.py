@@ -8,7 +8,6 @@ import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
@@ -168,9 +167,7 @@ class FileWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._writer.abort()
 
 
@@ -252,7 +249,7 @@ def _is_sound(store: ObjectStore, file: FileEntry) -> bool:
 
             batches = ParquetReader(source).records()
         else:
-            from tikv_br.formats.sst import SstReader
+            from tikv_br.formats.sst.reader import SstReader
 
             batches = SstReader(source).batches()
         collections.deque(batches, maxlen=0)

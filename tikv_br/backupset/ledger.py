@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
@@ -86,15 +86,7 @@ class FinishedTask:
     @classmethod
     def of(cls, entry: LedgerEntry) -> FinishedTask:
         """Return the identity and counts of a written entry."""
-        return cls(
-            entry.start,
-            entry.end,
-            entry.attempt,
-            entry.vanished,
-            entry.dropped_ttls,
-            entry.dropped_tombstones,
-            entry.expiry_error_seconds,
-        )
+        return cls(**{field.name: getattr(entry, field.name) for field in fields(cls)})
 
     @property
     def interval(self) -> KeyRange:
@@ -166,19 +158,7 @@ def map_ahead(function: Callable[[Item], Found], items: Sequence[Item]) -> Itera
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Recorded(Protocol):
-    """A `LedgerEntry` or a `FinishedTask`."""
-
-    @property
-    def interval(self) -> KeyRange:
-        """Interval of the task."""
-
-    @property
-    def attempt(self) -> str:
-        """The attempt's own name."""
-
-
-R = TypeVar("R", bound=Recorded)
+R = TypeVar("R", LedgerEntry, FinishedTask)
 
 
 def one_per_interval(entries: Iterable[R]) -> list[R]:
@@ -206,7 +186,7 @@ def without_overlaps(entries: Iterable[R]) -> list[R]:
     return chosen
 
 
-def remove_entries(store: ObjectStore, but: Iterable[Recorded] = ()) -> None:
+def remove_entries(store: ObjectStore, but: Iterable[LedgerEntry | FinishedTask] = ()) -> None:
     """Delete the ledger, or all of it ``but`` some entries. Idempotent."""
     kept = {layout.ledger_name(entry.interval, entry.attempt) for entry in but}
     for info in list(store.list(layout.LEDGER)):

@@ -343,31 +343,14 @@ def _check_file_name(name: str) -> None:
         raise BackupDamaged(f"{layout.META} lists an invalid file name: {error.message}") from None
 
 
+_FILE_FIELDS = ("name", "size", "start_key", "end_key", "crc64xor", "total_kvs", "total_bytes", "sha256", "cipher_iv")
+"""Fields that `FileEntry` and ``brpb.File`` have in common."""
+
+
 def _encode_file(file: FileEntry) -> brpb_pb2.File:
-    return brpb_pb2.File(
-        name=file.name,
-        sha256=file.sha256,
-        start_key=file.start_key,
-        end_key=file.end_key,
-        crc64xor=file.crc64xor,
-        total_kvs=file.total_kvs,
-        total_bytes=file.total_bytes,
-        cf=COLUMN_FAMILY,
-        size=file.size,
-        cipher_iv=file.cipher_iv,
-    )
+    return brpb_pb2.File(cf=COLUMN_FAMILY, **{name: getattr(file, name) for name in _FILE_FIELDS})
 
 
 def decode_file(file: brpb_pb2.File) -> FileEntry:
     """The record of a file in a store's answer or in `backupmeta`."""
-    return FileEntry(
-        name=file.name,
-        size=file.size,
-        start_key=file.start_key,
-        end_key=file.end_key,
-        crc64xor=file.crc64xor,
-        total_kvs=file.total_kvs,
-        total_bytes=file.total_bytes,
-        sha256=file.sha256,
-        cipher_iv=file.cipher_iv,
-    )
+    return FileEntry(**{name: getattr(file, name) for name in _FILE_FIELDS})

@@ -91,9 +91,9 @@ def _apply(newest_first: list[PruneCandidate], policy: Policy, reasons: dict[str
     for each in dated[: policy.last]:
         reasons[each.id].append("last")
     for name, count, period in (
-        ("daily", policy.daily, _day),
-        ("weekly", policy.weekly, _week),
-        ("monthly", policy.monthly, _month),
+        ("daily", policy.daily, lambda moment: (moment.year, moment.month, moment.day)),
+        ("weekly", policy.weekly, lambda moment: moment.isocalendar()[:2]),
+        ("monthly", policy.monthly, lambda moment: (moment.year, moment.month)),
     ):
         for each in _newest_of_periods(dated, count, period):
             reasons[each.id].append(name)
@@ -118,18 +118,6 @@ def _keep_parents(parents: Mapping[str, str], reasons: dict[str, list[str]]) -> 
         if not reasons[parent]:
             to_follow.append(parent)
         reasons[parent].append(f"parent of {child}")
-
-
-def _day(moment: datetime) -> tuple[int, ...]:
-    return moment.year, moment.month, moment.day
-
-
-def _week(moment: datetime) -> tuple[int, ...]:
-    return moment.isocalendar()[:2]
-
-
-def _month(moment: datetime) -> tuple[int, ...]:
-    return moment.year, moment.month
 
 
 MANUAL_HINT = (

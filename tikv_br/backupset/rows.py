@@ -13,8 +13,8 @@ from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
 from tikv_br.formats.errors import FormatError, UnsupportedFormat
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
-from tikv_br.formats.sst import RandomAccess, Table
-from tikv_br.formats.sst.table import first_row_from
+from tikv_br.formats.sst.source import RandomAccess
+from tikv_br.formats.sst.table import Table, first_row_from
 from tikv_br.formats.values import StoredValue, decode_value
 from tikv_br.storage.base import ObjectSource, ObjectStore
 
@@ -57,7 +57,7 @@ def read_rows(
 
 def _sst_records(source: RandomAccess, codec: KeyCodec, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
     from tikv_br.formats.rows import from_storage, within
-    from tikv_br.formats.sst import SstReader
+    from tikv_br.formats.sst.reader import SstReader
 
     bounds = [DATA_PREFIX + codec.bound(codec.rpc_key(key)) if key else b"" for key in (start, end)]
     for rows in SstReader(source).batches(start=bounds[0], end=bounds[1]):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tikv_br import resume_options
 from tikv_br.backupset import layout
 from tikv_br.backupset.manifest import Description
-from tikv_br.backupset.sealed import read_record, write_record
+from tikv_br.backupset.sealed import read_record
 from tikv_br.errors import BackupPathInUse, StorageConflict, StorageObjectMissing
 from tikv_br.records import LATER
 from tikv_br.resume_options import MAY_CHANGE, compared_as
@@ -32,22 +32,12 @@ class RunRecord:
     """Other options that a resumed run must share, by `resume_options.chosen`; None = not recorded."""
 
 
-def write_run(store: ObjectStore, record: RunRecord) -> None:
-    """Record the run. Raises `StorageError`."""
-    write_record(store, layout.RUN, record)
-
-
 def read_run(store: ObjectStore) -> RunRecord | None:
     """Return the unfinished run at the path, or None. Raises `CrypterMismatch`, `BackupDamaged`, `BackupUnsupported`."""
     try:
         return read_record(store, RunRecord, layout.RUN)
     except StorageObjectMissing:
         return None
-
-
-def remove_run(store: ObjectStore) -> None:
-    """Remove the record of the run. Idempotent."""
-    store.delete(layout.RUN)
 
 
 def differences(begun: RunRecord, wanted: RunRecord) -> list[str]:
@@ -104,11 +94,6 @@ def mark_path(store: ObjectStore) -> None:
         store.put_if_absent(layout.LOCK, LOCK_TEXT)
     except StorageConflict:
         raise BackupPathInUse(f"another run has just started a backup at {store.location}") from None
-
-
-def unmark_path(store: ObjectStore) -> None:
-    """Remove the mark. Idempotent."""
-    store.delete(layout.LOCK)
 
 
 def _lock_text(store: ObjectStore) -> bytes:

@@ -15,7 +15,7 @@ from tikv_br.backupset.index import place_of
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.backupset.manifest import Description
 from tikv_br.backupset.run_record import PathState, RunRecord
-from tikv_br.backupset.sealed import read_record
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CrypterMismatch, ResumeRefused, StorageError
 from tikv_br.progress_events import Notice
@@ -136,7 +136,7 @@ def record_run(context: BackupContext) -> None:
     """Write the record of this run, by which another process can resume it."""
     if not context.has_earlier_work:
         context.confirm_locks()
-        run_record.write_run(context.store, describe_run(context))
+        write_record(context.store, layout.RUN, describe_run(context))
 
 
 def clean_up(context: BackupContext) -> None:
@@ -145,7 +145,7 @@ def clean_up(context: BackupContext) -> None:
         context.lease.try_release()
         context.lease = None
     try:
-        run_record.remove_run(context.store)  # last: as long as it exists, a killed run can be resumed
+        context.store.delete(layout.RUN)  # last: as long as it exists, a killed run can be resumed
     except StorageError as error:
         log.warning("cannot remove all temporary files of the backup: %s", error.message)
 

@@ -45,7 +45,7 @@ def commit(context: BackupContext, entries: Iterable[LedgerEntry] | None = None)
         if context.backup_ts and not context.scanned_ts:
             context.scanned_ts = _last_timestamp(context)
         done = ledger.read_ordered(context.store, context.finished) if entries is None else entries
-        context.manifest = context.writer.commit_ordered(describe(context), done, context.confirm_locks)
+        context.manifest = context.writer.commit(describe(context), done, context.confirm_locks)
     else:
         context.confirm_locks()
         context.writer.clean_up(context.manifest)

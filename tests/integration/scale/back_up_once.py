@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, cast
 from unittest import mock
 
+from tests.support.http_pd import HttpConnection
+from tests.support.ledgers import begin_backup
 from tests.support.peak_memory import peak_mib
 from tests.support.tools import ROOT
 from tikv_br.backup import engines
-from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd_http import PdHttp
@@ -48,16 +47,14 @@ def main(grpc: str, http: str, folder: str) -> None:
     began = time.process_time()
     config, place = ClusterConfig(pd=(grpc,)), StorageLocation("local", folder)
     with Cluster.connect(config) as cluster:
-        own = {"outage": cluster.pd.connection.outage, "request_seconds": config.request_timeout}
-        leader = SimpleNamespace(address=http)
-        cluster.pd_http = PdHttp(cast("Any", SimpleNamespace(config=config, leader=leader, **own)))
+        cluster.pd_http = PdHttp(HttpConnection(config, http))
         context = BackupContext(BackupOptions(config, place, engine="scan"), run_id="r" * 32)
         context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)
         context.source_ranges = (KeyRange(*KeyCodec(ApiVersion.V2).rpc_range(b"", b"")),)
         context.engine = Engine("scan", "", "spark", "", SLOTS)
         context.info = ClusterInfo(7, "8.5.2", ApiVersion.V2, ())
         context.store = open_store(place)
-        context.writer = BackupWriter.create(context.store)
+        context.writer = begin_backup(context.store)
         context.backup_ts = context.scanned_ts = 1
         context.listed = False
         steps.make_plan(context)

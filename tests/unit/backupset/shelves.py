@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all
-from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.index import Index, IndexEntry, entry_of
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster.pb import brpb_pb2
@@ -28,7 +28,7 @@ def make_backup(location: StorageLocation, **changes: object) -> Manifest:
     """A complete backup that no index knows."""
     store = open_store(location)
     description = replace(describe(store), **changes)  # type: ignore[arg-type]
-    return BackupWriter.create(store).commit(description, do_all(store))
+    return begin_backup(store).commit(description, do_all(store))
 
 
 def shelve(index: Index, path: str, day: int = 0, **changes: object) -> IndexEntry:

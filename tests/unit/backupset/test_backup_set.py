@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.faulty_store import FaultyStore
+from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
-from tikv_br.backupset.ledger import write_entry
+from tikv_br.backupset.ledger import one_per_interval, write_entry
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import (
     BackupDamaged,
@@ -31,7 +32,7 @@ from tikv_br.storage.url import parse
 @pytest.fixture
 def complete(store: ObjectStore) -> ObjectStore:
     """A store with a complete backup."""
-    BackupWriter.create(store).commit(describe(store), do_all(store))
+    begin_backup(store).commit(describe(store), do_all(store))
     return store
 
 
@@ -45,11 +46,11 @@ def names(store: ObjectStore) -> set[str]:
 
 def test_backup_is_read_back(store: ObjectStore) -> None:
     """The opened backup equals the committed one: files in key order, ranges, versions, sums, description."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = [replace(entry, dropped_ttls=number, dropped_tombstones=1) for number, entry in enumerate(do_all(store))]
     for entry in entries:
         write_entry(store, entry)
-    made = writer.commit(replace(describe(store), backup_ts=4711), reversed(entries))
+    made = writer.commit(replace(describe(store), backup_ts=4711), entries)
     opened = BackupSet.open(store)
     assert opened.manifest == made
     assert opened.files == tuple(file for entry in entries for file in entry.files)
@@ -71,7 +72,7 @@ def test_backup_is_read_back(store: ObjectStore) -> None:
 
 def test_a_commit_leaves_only_the_backup(store: ObjectStore) -> None:
     """After the commit there are lock, manifest, meta and the files it names; no ledger, no files of failed attempts."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     failed_attempt = do_task(store, 0, "a0-failed")
     for entry in entries:
@@ -84,22 +85,23 @@ def test_a_commit_leaves_only_the_backup(store: ObjectStore) -> None:
 
 def test_two_attempts_at_one_interval_count_once(store: ObjectStore) -> None:
     """A task that ran twice to its end gives its files once."""
-    writer = BackupWriter.create(store)
-    made = writer.commit(describe(store), [*do_all(store), do_task(store, 1, "a2"), do_task(store, 2, "a2")])
+    writer = begin_backup(store)
+    twice = [*do_all(store), do_task(store, 1, "a2"), do_task(store, 2, "a2")]
+    made = writer.commit(describe(store), one_per_interval(twice))
     assert [file.name.split("_")[1] for file in made.files] == ["a1"] * 3
 
 
 def test_empty_backup(store: ObjectStore) -> None:
     """A range without any row is a complete backup without files."""
     entry = replace(do_task(store, 1), start=b"", end=b"")
-    BackupWriter.create(store).commit(describe(store), [entry])
+    begin_backup(store).commit(describe(store), [entry])
     assert BackupSet.open(store).files == ()
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_hole_is_never_committed(store: ObjectStore, lost: int) -> None:
     """A missing interval, an empty one included, is a CoverageError and no backup."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     del entries[lost]
     with pytest.raises(CoverageError):
@@ -109,7 +111,7 @@ def test_hole_is_never_committed(store: ObjectStore, lost: int) -> None:
 
 def test_overlaps_are_never_committed(store: ObjectStore) -> None:
     """Neither intervals nor the files' ranges may overlap: rows would count twice."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     with pytest.raises(CoverageError, match="overlap"):
         writer.commit(describe(store), [*entries, replace(entries[0], end=b"h")])
@@ -121,7 +123,7 @@ def test_overlaps_are_never_committed(store: ObjectStore) -> None:
 
 def test_lost_or_cut_file_is_never_committed(store: ObjectStore) -> None:
     """The commit looks whether each file is there in its length."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     file = entries[0].files[1]
     store.put(file.name, b"cut")
@@ -135,7 +137,7 @@ def test_lost_or_cut_file_is_never_committed(store: ObjectStore) -> None:
 
 def test_file_outside_the_range_is_never_committed(store: ObjectStore) -> None:
     """A commit refuses what `open` would refuse."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     description = replace(describe(store), ranges=(KeyRange(b"r\0\0\0", b"r\0\0\0h"),))
     with pytest.raises(BackupDamaged, match="outside"):
         writer.commit(description, do_all(store))
@@ -146,16 +148,16 @@ def test_path_in_use(complete: ObjectStore) -> None:
     """A path with a backup is refused and not touched; so is one with an unfinished backup."""
     before = names(complete)
     with pytest.raises(BackupPathInUse, match="already holds a backup"):
-        BackupWriter.create(complete)
+        begin_backup(complete)
     assert names(complete) == before
     complete.delete(layout.META)
     with pytest.raises(BackupPathInUse, match="an interrupted backup"):
-        BackupWriter.create(complete)
+        begin_backup(complete)
 
 
 def test_rival_commit_loses(store: ObjectStore) -> None:
     """If a backupmeta of another appears nevertheless, it stays as it is and the later commit fails."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     store.put(layout.META, b"of a rival")
     with pytest.raises(BackupPathInUse, match="another run has finished"):
@@ -166,7 +168,7 @@ def test_rival_commit_loses(store: ObjectStore) -> None:
 @pytest.mark.parametrize("losing", ["before the manifest", "after it"])
 def test_path_lost_during_the_commit_is_left_alone(store: ObjectStore, losing: str) -> None:
     """The new owner of the path finds neither a replaced manifest nor our backupmeta."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     store.put(layout.MANIFEST, b"of who has the path now")
     answers = iter([losing == "before the manifest", True])
@@ -185,7 +187,7 @@ def test_path_lost_during_the_commit_is_left_alone(store: ObjectStore, losing: s
 @pytest.mark.parametrize("step", range(12))
 def test_commit_broken_at_any_write(store: ObjectStore, sign: str, step: int) -> None:
     """Broken before or after any of its writes, a commit has made either no backup or the whole; again, it is whole."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     for entry in entries:
         write_entry(store, entry)
@@ -209,7 +211,7 @@ def test_commit_broken_at_any_write(store: ObjectStore, sign: str, step: int) ->
 @pytest.mark.parametrize("sign", ["a", "b", "ba", "bba", "bbb"])
 def test_commit_recognizes_its_own_backupmeta(store: ObjectStore, sign: str) -> None:
     """A lost answer to the write that completes the backup does not fail the command."""
-    BackupWriter.create(store)
+    begin_backup(store)
     entries = do_all(store)
     for entry in entries:
         write_entry(store, entry)
@@ -221,7 +223,7 @@ def test_leftovers_that_stay_do_not_fail_a_complete_backup(
     store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once backupmeta is there the backup is made; what cannot be tidied up is logged."""
-    BackupWriter.create(store)
+    begin_backup(store)
     entries = do_all(store)
     for entry in entries:
         write_entry(store, entry)
@@ -233,12 +235,12 @@ def test_leftovers_that_stay_do_not_fail_a_complete_backup(
 def test_discard_leaves_nothing(store: ObjectStore) -> None:
     """An unfinished backup goes entirely, what is not of it stays, and the path is free again."""
     store.put("README.txt", b"not ours")
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     for entry in do_all(store):
         write_entry(store, entry)
     writer.discard()
     assert names(store) == {"README.txt"}
-    BackupWriter.create(store)
+    begin_backup(store)
 
 
 def test_discard_never_takes_a_complete_backup(complete: ObjectStore) -> None:
@@ -283,7 +285,7 @@ def test_a_flipped_bit_in_a_file_name_is_not_another_backup(complete: ObjectStor
 def test_the_backupmeta_of_another_backup(complete: ObjectStore, tmp_path: Path) -> None:
     """It is reported although both backups have the same intervals."""
     other = open_store(parse(str(tmp_path / "other")))
-    BackupWriter.create(other).commit(describe(other), [do_task(other, at, "0123456789abcdef") for at in range(3)])
+    begin_backup(other).commit(describe(other), [do_task(other, at, "0123456789abcdef") for at in range(3)])
     complete.put(layout.META, other.get(layout.META))
     with pytest.raises(BackupDamaged, match="backupmeta belongs to another backup"):
         BackupSet.open(complete)

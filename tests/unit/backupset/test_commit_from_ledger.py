@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import pytest
 
+from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import layout, manifest
-from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import RegionList, RegionPart
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, map_ahead, read_entry, read_ordered, write_entry
@@ -53,11 +54,11 @@ def files(count: int) -> list[FileEntry]:
 
 def test_a_commit_takes_the_entries_that_the_driver_knows(store: ObjectStore) -> None:
     """Tasks ended in any order, and one ran twice to its end: only the attempt whose outcome counted is in the backup."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     finished = record(store, do_all(store)[::-1])
     second = do_task(store, 0, "a0")  # first by name
     write_entry(store, second)
-    made = writer.commit_ordered(describe(store), read_ordered(store, finished))
+    made = writer.commit(describe(store), read_ordered(store, finished))
     opened = BackupSet.open(store)
     assert opened.manifest == made
     assert [file.name.split("_")[1] for file in opened.files] == ["a1"] * 3
@@ -68,11 +69,11 @@ def test_a_commit_takes_the_entries_that_the_driver_knows(store: ObjectStore) ->
 
 def test_an_entry_that_is_gone_is_no_backup(store: ObjectStore) -> None:
     """Though the driver has the outcome of its task."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     finished = record(store, do_all(store))
     store.delete(finished[1].name)
     with pytest.raises(CoverageError, match=r"is missing: it was removed after"):
-        writer.commit_ordered(describe(store), read_ordered(store, finished))
+        writer.commit(describe(store), read_ordered(store, finished))
     assert not exists(store, layout.META)
     assert not exists(store, layout.MANIFEST)
 
@@ -80,7 +81,7 @@ def test_an_entry_that_is_gone_is_no_backup(store: ObjectStore) -> None:
 @pytest.mark.parametrize("damage", ["of another task", "of another attempt", "with other counts", "cut"])
 def test_an_entry_that_is_not_the_one_reported_is_no_backup(store: ObjectStore, damage: str) -> None:
     """The entry in the ledger is compared with the result of its task."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     finished = record(store, entries)
     other = {
@@ -96,17 +97,17 @@ def test_an_entry_that_is_not_the_one_reported_is_no_backup(store: ObjectStore, 
         read_entry(store, finished[0])
     assert "--no-resume" in caught.value.hint  # a resumed run would meet the same entry
     with pytest.raises(BackupDamaged, match=finished[0].name):
-        writer.commit_ordered(describe(store), read_ordered(store, finished))
+        writer.commit(describe(store), read_ordered(store, finished))
     assert not exists(store, layout.META)
 
 
 def test_files_out_of_the_order_of_their_intervals_are_refused(store: ObjectStore) -> None:
     """A file that lies before those of an earlier interval may overlap one of them."""
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     moved = replace(entries[2].files[0], start_key=b"r\0\0\0a", end_key=b"r\0\0\0b")
     with pytest.raises(CoverageError, match="overlap"):
-        writer.commit_ordered(describe(store), [*entries[:2], replace(entries[2], files=(moved,))])
+        writer.commit(describe(store), [*entries[:2], replace(entries[2], files=(moved,))])
 
 
 def test_results_of_many_reads_keep_their_order() -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.damage import Victim, by_kind, cases, kind_of, read_objects
-from tests.support.ledgers import read_entries
+from tests.support.ledgers import begin_backup, read_entries
 from tests.unit.backupset.samples import describe, do_task
 from tests.unit.backupset.shelves import index_at, shelve
 from tikv_br import records
-from tikv_br.backupset import lease, ledger, run_record
-from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.backupset import layout, lease, ledger, run_record
 from tikv_br.backupset.index import removal_name
 from tikv_br.backupset.prune import Policy, Removal, interrupted_removals, plan
 from tikv_br.backupset.run_record import RunRecord
+from tikv_br.backupset.sealed import write_record
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -26,8 +26,10 @@ from tikv_br.storage.url import parse
 def unfinished(folder: Path) -> ObjectStore:
     """A run that holds its path, has left word of itself, and has done two tasks."""
     store = open_store(parse(str(folder)))
-    BackupWriter.create(store)
-    run_record.write_run(store, RunRecord("run", describe(store), assume_no_ttl=False, checksum=True, allow_loss=()))
+    begin_backup(store)
+    write_record(
+        store, layout.RUN, RunRecord("run", describe(store), assume_no_ttl=False, checksum=True, allow_loss=())
+    )
     for number in (0, 2):
         ledger.write_entry(store, do_task(store, number, attempt="a1" * 8))
     held = lease.acquire(store, "backup")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ledgers import read_entries
+from tests.support.ledgers import begin_backup, read_entries
 from tests.support.openssl import KEYS, crypt, crypter
 from tests.unit.backupset.samples import describe, do_all
 from tests.unit.backupset.shelves import index_at, make_foreign
 from tikv_br.backupset import layout, ledger, manifest
-from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index, rebuild
 from tikv_br.backupset.prune import remove
 from tikv_br.backupset.sealed import seal, unseal
@@ -37,7 +37,7 @@ def store_at(folder: Path, with_key: Crypter = RIGHT_KEY) -> ObjectStore:
 def make(folder: Path, with_key: Crypter = RIGHT_KEY) -> ObjectStore:
     """A complete backup."""
     store = store_at(folder, with_key)
-    BackupWriter.create(store).commit(replace(describe(store), encryption=with_key.method), do_all(store))
+    begin_backup(store).commit(replace(describe(store), encryption=with_key.method), do_all(store))
     return store
 
 
@@ -74,7 +74,7 @@ def test_no_object_holds_a_key_of_the_user_or_of_the_cipher(tmp_path: Path) -> N
     """Neither records nor files, nor the ledger that a killed run leaves, hold row keys or values or the cipher's key."""
     store = store_at(tmp_path / "b", crypter(METHOD))
     description = replace(describe(store), encryption=METHOD)
-    writer = BackupWriter.create(store)
+    writer = begin_backup(store)
     entries = do_all(store)
     for entry in entries:
         ledger.write_entry(store, entry)

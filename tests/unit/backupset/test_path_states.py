@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.backupset import run_record
+from tikv_br.backupset import layout, run_record
 from tikv_br.backupset.run_record import PathState
 from tikv_br.errors import BackupPathInUse
 from tikv_br.storage.base import ObjectStore
@@ -60,7 +60,7 @@ def test_lock_is_put_once(store: ObjectStore) -> None:
     assert (first, rest) == (b"DO NOT DELETE", b"")
     assert second
     for _twice in range(2):
-        run_record.unmark_path(store)
+        store.delete(layout.LOCK)
     run_record.mark_path(store)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ledgers import begin_backup
 from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
-from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.index import Index, entry_name, entry_of, rebuild
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported
@@ -65,7 +65,7 @@ def test_wrong_entry_is_put_right(index: Index) -> None:
 
 def test_unfinished_backups_are_none(index: Index) -> None:
     """Only backupmeta makes a backup."""
-    BackupWriter.create(index.store_of("running"))
+    begin_backup(index.store_of("running"))
     assert rebuild(index).found == 0
 
 

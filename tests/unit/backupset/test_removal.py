@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.faulty_store import FaultyStore
+from tests.support.ledgers import begin_backup
 from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
 from tikv_br import records
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index, entry_name, entry_of_backup, pin_name, removal_name
 from tikv_br.backupset.prune import (
     Policy,
@@ -146,7 +147,7 @@ def test_new_backup_at_the_path_of_a_broken_off_removal_is_safe(index: Index, st
         prune(JournalIndex(index.root, "." * step + "b"))
     location = index.root.location.child("a")
     try:
-        BackupWriter.create(open_store(location))
+        begin_backup(open_store(location))
     except BackupPathInUse:
         return
     store = open_store(location)
@@ -216,7 +217,7 @@ def test_foreign_and_unfinished_things_stay(index: Index) -> None:
     index.remove_entry(foreign.id)
     backup = BackupSet.open(index.store_of("go"))
     index.add(entry_of_backup("go", backup, 10**13))
-    BackupWriter.create(index.store_of("unfinished"))
+    begin_backup(index.store_of("unfinished"))
     index.root.put("old/sst/notes.txt", b"mine")
     index.root.put("old/nested/sst/x_default.sst", b"mine")
     before = names(index.root)

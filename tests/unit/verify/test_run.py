@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all
 from tikv_br.backupset import layout, manifest
-from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupNotFound
 from tikv_br.progress_events import Event, Notice
@@ -30,7 +31,7 @@ PLACES = 12
 def backup(tmp_path: Path) -> Path:
     """A complete backup of three files of equal length."""
     store = open_store(parse(str(tmp_path / "backup")))
-    BackupWriter.create(store).commit(describe(store), do_all(store))
+    begin_backup(store).commit(describe(store), do_all(store))
     return tmp_path / "backup"
 
 
