@@ -167,8 +167,8 @@ def open_channel(
     )
     if not tls.enabled:
         return grpc.insecure_channel(address, options=options)
-    pem = tls.read()
-    credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+    ca, cert, key = tls.read()
+    credentials = grpc.ssl_channel_credentials(ca, key, cert)
     return grpc.secure_channel(address, credentials, options=options)
 
 

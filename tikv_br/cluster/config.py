@@ -41,9 +41,9 @@ class TlsFiles:
         """``https`` or ``http``, for the servers' HTTP ports."""
         return "https" if self.enabled else "http"
 
-    def read(self) -> TlsPem:
-        """The files' contents, for gRPC. Raises `UsageError` for an unreadable file."""
-        return TlsPem(_read("--ca", self.ca), _read("--cert", self.cert), _read("--key", self.key))
+    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """The contents of authority, certificate and key, for gRPC. Raises `UsageError` for an unreadable file."""
+        return _read("--ca", self.ca), _read("--cert", self.cert), _read("--key", self.key)
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return the files as a context of Python's `ssl`.
@@ -61,15 +61,6 @@ class TlsFiles:
             except ssl.SSLError as error:
                 raise ClusterTlsError(f"--cert and --key cannot be used together: {_reason(error)}") from None
         return context
-
-
-@dataclass(frozen=True, slots=True)
-class TlsPem:
-    """Contents of `TlsFiles`; never shown."""
-
-    ca: bytes | None = field(repr=False)
-    cert: bytes | None = field(repr=False)
-    key: bytes | None = field(repr=False)
 
 
 def explain_failure(host: str, port: int, files: TlsFiles, timeout: float = PROBE_TIMEOUT) -> str | None:

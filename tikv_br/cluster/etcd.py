@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from tikv_br import cancellation, retry
+from tikv_br.cancellation import BackgroundWork
 from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of
 from tikv_br.cluster.config import EtcdConfig, TlsFiles, explain_failure, split_address
 from tikv_br.cluster.etcd_values import (
@@ -351,9 +351,8 @@ class LeaseHolder:
         self._etcd = etcd
         self._ttl = ttl_seconds
         self._clock = clock
-        self._stopping = threading.Event()
         self._gone = False
-        self._thread = threading.Thread(target=self._keep, name="etcd-lease", daemon=True)
+        self._renewal = BackgroundWork("etcd-lease", self._keep)
         self.lease = 0
         """Id of the lease; pass it with `put` to attach keys."""
         self.deadline = 0.0
@@ -364,15 +363,12 @@ class LeaseHolder:
         asked = self._clock()
         self.lease = self._etcd.grant(self._ttl)
         self.deadline = asked + self._ttl
-        self._thread.start()
+        self._renewal.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """End the lease, so that others need not wait for it."""
-        self._stopping.set()
-        self._thread.join(cancellation.JOIN_SECONDS if cancellation.is_cleaning_up() else None)
+        self._renewal.stop()
         self._gone = True
         try:
             self._etcd.revoke(self.lease)
@@ -391,7 +387,8 @@ class LeaseHolder:
 
     def _keep(self) -> None:
         pause = every = self._ttl / RENEWALS_PER_TTL
-        while not self._stopping.wait(pause) and not self._gone:
+        while not self._gone:
+            cancellation.sleep(pause)
             pause = every
             asked = self._clock()
             try:

@@ -34,8 +34,6 @@ LEASE_SECONDS: Final = 60
 """Seconds until another command may finish the announcement of a killed one: its last requests have ended by then."""
 CDC_CHANGEFEEDS: Final = "/tikv/cdc/changefeed/info/"
 """Prefix of TiKV-CDC's changefeeds in etcd."""
-_SYNC_SERVICE: Final = "tikv-br-sync-"
-_CDC_SERVICE: Final = "tikvcdc"
 _CDC_ENDED: Final = frozenset({"finished", "removed"})
 
 

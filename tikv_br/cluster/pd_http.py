@@ -17,9 +17,8 @@ from urllib.parse import quote
 
 import orjson
 
-from tikv_br import retry
-from tikv_br.cluster.config import ClusterConfig, TlsFiles
-from tikv_br.cluster.pd_connection import PdConnection
+from tikv_br.cluster.config import TlsFiles
+from tikv_br.cluster.pd_connection import Leader, PdConnection
 from tikv_br.cluster.regions import RegionColumns
 from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnreachable, RequestRefused
 
@@ -27,13 +26,7 @@ TEXT_SHOWN = 200
 """Characters of an error page that a message quotes."""
 
 
-def request_json(
-    method: str,
-    url: str,
-    tls: TlsFiles,
-    timeout: float,
-    payload: object = None,
-) -> object:
+def request_json(method: str, url: str, tls: TlsFiles, timeout: float, payload: object = None) -> object:
     """Send `payload` as JSON, if any, and return the answer's JSON; None for an empty answer.
 
     Raises `ClusterUnreachable` (also for 5xx), `ClusterTlsError`, or `RequestRefused` for any other failure.
@@ -91,7 +84,6 @@ class PdHttp:
 
     def __init__(self, connection: PdConnection) -> None:
         self._connection = connection
-        self._config: ClusterConfig = connection.config
 
     def cluster_version(self) -> str:
         """The version that all stores have at least, such as ``8.5.2``."""
@@ -149,27 +141,18 @@ class PdHttp:
         """The JSON document at a path below ``/pd/api/v1``; what the documents mean: `pd_status`."""
         return self._request("GET", path)
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        payload: object = None,
-    ) -> object:
-        connection = self._connection
-        connection.outage.check()
-        backoffer = retry.Backoffer(f"PD {path.partition('?')[0]}", self._config.retry, connection.outage)
-        while True:
-            leader = connection.leader
-            url = f"{self._config.tls.scheme}://{leader.address}{API}{path}"
+    def _request(self, method: str, path: str, payload: object = None) -> object:
+        connection, tls = self._connection, self._connection.config.tls
+
+        def send(leader: Leader) -> object:
+            url = f"{tls.scheme}://{leader.address}{API}{path}"
             try:
-                answer = request_json(method, url, self._config.tls, connection.request_seconds, payload)
-            except ClusterUnreachable as error:
+                return request_json(method, url, tls, connection.request_seconds, payload)
+            except ClusterUnreachable:
                 connection.outage.fail()
-                backoffer.wait(retry.PD_UNAVAILABLE, error)
-                connection.refresh(leader, backoffer)
-            else:
-                connection.outage.end()
-                return answer
+                raise
+
+        return connection.call(send, f"PD {path.partition('?')[0]}")
 
 
 def _is_zero_time(heartbeat: str) -> bool:

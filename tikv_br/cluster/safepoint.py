@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from tikv_br import cancellation
@@ -41,7 +40,15 @@ class SafePointApi(Protocol):
 
 def protect(pd: SafePointApi, service_id: str, safe_point: int, ttl_seconds: int) -> None:
     """Register or renew a service safe point. Raises `SafePointError` when GC has already passed it."""
-    passed = max(pd.update_service_safe_point(service_id, ttl_seconds, safe_point), pd.gc_safe_point())
+    _check_passed(
+        max(pd.update_service_safe_point(service_id, ttl_seconds, safe_point), pd.gc_safe_point()),
+        safe_point,
+        service_id,
+    )
+
+
+def _check_passed(passed: int, safe_point: int, service_id: str) -> None:
+    """Raise `SafePointError` if GC, which is at ``passed``, has passed a service's safe point."""
     if passed > safe_point:
         raise SafePointError(
             f"GC is at {show_ts(passed)} and has passed {show_ts(safe_point)}, the safe point of {service_id}"
@@ -101,9 +108,7 @@ class SafePointKeeper:
         self.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if not self._renewal.is_stopped:
             self.stop()
             release(self._pd, self.service_id)
@@ -170,10 +175,7 @@ class SafePointKeeper:
     def _probe(self) -> None:
         with self._waiting_for_pd():
             passed = self._pd.gc_safe_point()
-        if passed > self.safe_point:
-            raise SafePointError(
-                f"GC is at {show_ts(passed)} and has passed {show_ts(self.safe_point)}, the safe point of {self.service_id}"
-            )
+        _check_passed(passed, self.safe_point, self.service_id)
 
     def _renew(self, ttl_seconds: int) -> None:
         asked = self._clock()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+from tests.support.http_pd import HttpConnection
 from tests.support.peak_memory import peak_mib
 from tikv_br.backup import engines
 from tikv_br.cluster.cluster import Cluster
@@ -37,9 +38,7 @@ def main(grpc: str, http: str) -> None:
     """Plan the whole of keyspace 0."""
     config = ClusterConfig(pd=(grpc,))
     with Cluster.connect(config) as cluster:
-        own = {"outage": cluster.pd.connection.outage, "request_seconds": config.request_timeout}
-        leader = SimpleNamespace(address=http)
-        cluster.pd_http = PdHttp(cast("Any", SimpleNamespace(config=config, leader=leader, **own)))
+        cluster.pd_http = PdHttp(HttpConnection(config, http))
         codec = KeyCodec(ApiVersion.V2)
         context = BackupContext(BackupOptions(config, StorageLocation("local", "/unused"), engine="scan"))
         context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import cast
 
+from tests.support.http_pd import HttpConnection
 from tests.support.scripted_grpc import Entry, ScriptedServer
 from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
-from tikv_br.cluster.pd_connection import PdConnection
 from tikv_br.cluster.pd_http import PdHttp
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ClusterUnreachable, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.retry import Outage
 
 CLUSTER_ID = 7
 PD = "/pdpb.PD/"
@@ -126,14 +123,8 @@ def client(fake: FakeCluster, version: ApiVersion = ApiVersion.V1, keyspace: int
 
 def pd_http(server: ScriptedHttp) -> PdHttp:
     """A client of a scripted HTTP port of PD; its connection never finds another leader."""
-    connection = SimpleNamespace(
-        config=ClusterConfig(pd=(server.address,), request_timeout=20.0, retry_budget=1.0),
-        leader=SimpleNamespace(address=server.address),
-        outage=Outage("PD", 1.0),
-        request_seconds=20.0,
-        refresh=lambda *_: None,
-    )
-    return PdHttp(cast("PdConnection", connection))
+    config = ClusterConfig(pd=(server.address,), request_timeout=20.0, retry_budget=1.0)
+    return PdHttp(HttpConnection(config, server.address))
 
 
 def put_answer(error: errorpb_pb2.Error | None = None) -> kvrpcpb_pb2.RawPutResponse:
