@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import itertools
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.raw_calls import compare_and_swap, starts_of
 from tests.support.waiting import eventually
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
-from tikv_br.cluster.region_errors import REACTIONS, Action
 from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
-from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms
 from tikv_br.cluster.ttl import TtlFetcher
-from tikv_br.errors import SafePointError, UsageError
+from tikv_br.errors import SafePointError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.checksum import checksum
-from tikv_br.formats.sst.reader import SstReader
-from tikv_br.formats.sst.source import MemorySource
-
-CURABLE = [kind for kind, reaction in REACTIONS.items() if reaction.action is not Action.FAIL]
-SLOW = {"server_is_busy", "is_witness", "disk_full"}
 
 
 @pytest.fixture(scope="module", params=list(ApiVersion), ids=lambda version: version.label)
@@ -124,40 +112,6 @@ def test_random_work_agrees_with_a_dictionary(any_version: LiveCluster) -> None:
     assert raw.batch_get([*model, b"nosuch"]) == model
 
 
-def test_the_checksum_is_that_of_the_rows(any_version: LiveCluster) -> None:
-    """The servers' checksum over many regions equals ours over the scanned rows."""
-    raw = any_version.raw()
-    rows = {b"%c-%d" % (at, at): bytes(at) for at in range(256)}
-    raw.batch_put(rows)
-    found = scanned(raw)
-    keys = pa.array([raw.codec.rpc_key(key) for key in found], pa.large_binary())
-    values = pa.array(list(found.values()), pa.large_binary())
-    assert raw.checksum() == checksum(keys, values)
-    assert raw.checksum(b"x", b"x").total_kvs == 0
-
-
-def test_ttls_count_down(any_version: LiveCluster) -> None:
-    """With TTLs, a key has its remaining time; a deleted, expired or missing one has none.
-
-    Where there are none the question is not sent: the playground would note the fatal_request.
-    """
-    raw = any_version.raw()
-    if not raw.codec.api_version.has_ttl:
-        with pytest.raises(UsageError):
-            raw.get_ttl(b"k")
-        return
-    raw.put(b"ttl", b"v", ttl=1000)
-    raw.put(b"forever", b"v")
-    raw.put(b"short", b"v", ttl=1)
-    assert raw.get_ttl(b"ttl") in range(990, 1001)
-    assert raw.get_ttl(b"forever") == 0
-    raw.delete(b"forever")
-    assert raw.get_ttl(b"forever") is None
-    time.sleep(2.1)
-    assert raw.get_ttl(b"short") is None
-    assert raw.get(b"short") is None
-
-
 def test_rows_deleted_since_the_scan_have_no_ttl(any_version: LiveCluster) -> None:
     """Instead of living for ever: API V2 answers TTL 0 for a tombstone."""
     raw = any_version.raw()
@@ -174,31 +128,6 @@ def test_rows_deleted_since_the_scan_have_no_ttl(any_version: LiveCluster) -> No
     assert [raw.codec.user_key(key) for key in rows.keys.to_pylist()] == keys[1:-1]
     assert [row for row, ts in enumerate(expire_ts) if not ts] == [6]
     assert fetcher.vanished == 2
-
-
-def test_keyspaces_do_not_see_each_other(live: LiveCluster) -> None:
-    """The same user key in three keyspaces, the last one among them, holds three values."""
-    ids = [0, 1, 0xFFFFFF]
-    for each in ids:
-        live.raw(each).put(b"same", b"%d" % each)
-    for each in ids:
-        assert live.raw(each).get(b"same") == b"%d" % each
-        assert scanned(live.raw(each), b"same", b"samf") == {b"same": b"%d" % each}
-    live.raw(1).delete_range(b"", b"")
-    assert live.raw(1).checksum().total_kvs == 0
-    assert live.raw(0xFFFFFF).checksum().total_kvs == 1
-
-
-@pytest.mark.parametrize("kind", CURABLE)
-def test_each_curable_refusal_is_survived(live: LiveCluster, rows: dict[bytes, bytes], kind: str) -> None:
-    """Scan, batch put and checksum each meet the error twice and give whole results."""
-    raw = live.raw()
-    times = 1 if kind in SLOW else 2
-    points = [live.fail(rpc, {"region_error": {kind: {}}}, count=times, skip=1) for rpc in ("RawScan", "RawBatchPut", "RawChecksum")]  # fmt: skip
-    assert scanned(raw) == rows
-    raw.batch_put(rows)
-    assert raw.checksum().total_kvs == len(rows)
-    assert [live.hits(point) for point in points] == [times] * 3
 
 
 def test_a_scan_follows_regions_that_move_all_the_while(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
@@ -267,14 +196,6 @@ def test_one_dead_store_does_not_stop_the_work(live: LiveCluster, rows: dict[byt
         assert cluster.raw().checksum().total_kvs == len(rows)
 
 
-def test_pd_trouble_is_survived(live: LiveCluster) -> None:
-    """PD that is unavailable for a few calls delays them and no more."""
-    point = live.fail("GetRegion", {"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, count=2)
-    with Cluster.connect(live.config) as cluster:
-        assert cluster.pd.region_by_key(b"r\0\0\0").id
-    assert live.hits(point) == 2
-
-
 def test_timestamps_ascend_across_threads(live: LiveCluster) -> None:
     """Timestamps are unique, of this moment, and ascend for each caller."""
     pd = live.cluster.pd
@@ -302,60 +223,6 @@ def test_safe_points_hold_gc_and_losing_one_is_noticed(live: LiveCluster) -> Non
     with pytest.raises(SafePointError):
         protect(pd, "late", minus_seconds(now, 60), 60)
     release(pd, "late")
-
-
-def ts_of(live: LiveCluster, key: bytes, folder: Path) -> int:
-    """The timestamp of a key's newest version, from an SST that its store writes."""
-    raw = live.raw()
-    rpc_key = raw.codec.rpc_key(key)
-    folder.mkdir(exist_ok=True)
-    request = brpb_pb2.BackupRequest(
-        cluster_id=live.cluster.cluster_id,
-        start_key=rpc_key,
-        end_key=rpc_key + b"\0",
-        is_raw_kv=True,
-        dst_api_version=kvrpcpb_pb2.V2,
-        storage_backend=brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(folder))),
-    )
-    for store_id in live.store_ids:
-        for answer in live.cluster.store(store_id).backup(request):
-            for file in answer.files:
-                reader = SstReader(MemorySource((folder / file.name).read_bytes()))
-                stored: bytes = next(iter(reader.batches())).column(0)[0].as_py()
-                return raw.codec.parse_storage_key(stored.removeprefix(b"z"))[1]
-    raise AssertionError(f"no store has {key!r}")
-
-
-def test_after_a_flush_no_write_is_late(live: LiveCluster, tmp_path: Path) -> None:
-    """Writes lag behind PD's time by up to 3 s; those after a flush lie above a timestamp fetched before it."""
-    raw = live.raw()
-    raw.put(b"warm", b"")
-
-    def is_late() -> bool:
-        time.sleep(0.5)
-        before = live.cluster.pd.tso()
-        raw.put(b"late", b"")
-        return ts_of(live, b"late", Path(tempfile.mkdtemp(dir=tmp_path))) < before
-
-    eventually(is_late)
-    before = live.cluster.pd.tso()
-    live.cluster.flush_timestamps()
-    raw.put(b"timely", b"")
-    assert ts_of(live, b"timely", tmp_path / "timely") > before
-
-
-def test_splits_and_scattering(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
-    """Each key begins a region afterwards, PD knows them all without a hole, and the rows are as before."""
-    raw = live.raw()
-    keys = [raw.codec.rpc_key(key) for key in sorted(rows)[::60]]
-    made = split_at(live.cluster, raw.codec, keys)
-    assert split_at(live.cluster, raw.codec, keys) == []
-    assert scatter(live.cluster, made, timeout=120) == []
-    found = live.cluster.pd.scan_regions(b"", b"")
-    assert {raw.codec.bound(key) for key in keys} <= {region.start for region in found}
-    assert found[0].start == found[-1].end == b""
-    assert all(left.end == right.start for left, right in itertools.pairwise(found))
-    assert scanned(raw) == rows
 
 
 def test_region_sizes_are_known_for_every_region(live: LiveCluster, rows: dict[bytes, bytes]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from pathlib import Path
 
@@ -139,38 +138,6 @@ def test_the_hold_back_covers_a_new_leaders_older_timestamps(
         assert feed.status.late_rows == 0
     assert progress.state == {b"key": b"before" if loses else b"after"}
     assert contents(live) == {b"key": b"after"}
-
-
-def test_feeds_tell_only_of_their_keyspace_and_range(clusters: Clusters) -> None:
-    """Scans send whole regions, and keyspaces from the second on share one: each feed yields only its own rows."""
-    live, step = clusters(ApiVersion.V2), 0
-    raws = {keyspace_id: live.raw(keyspace_id) for keyspace_id in (1, 2)}
-    for raw in raws.values():
-        raw.delete_range(b"", b"")
-    start = now(live)
-
-    def put_all() -> None:
-        nonlocal step
-        step += 1
-        for keyspace_id, raw in raws.items():
-            raw.batch_put({b"%c" % letter: b"%d-%d" % (keyspace_id, step) for letter in b"abcdef"})
-
-    put_all()
-    with contextlib.ExitStack() as stack:
-        feeds = {}
-        for keyspace_id, first, last in ((1, b"a", b"c"), (1, b"c", b""), (2, b"b", b"e")):
-            codec = raws[keyspace_id].codec
-            feed = Feed(live.cluster, codec, KeyRange(*codec.rpc_range(first, last)), start, FeedOptions(hold_back=0.0))
-            feeds[keyspace_id, first] = FeedState(stack.enter_context(feed))
-        scanned = now(live)
-        for progress in feeds.values():
-            progress.until(scanned)
-        put_all()
-        until = now(live)
-        for (keyspace_id, first), progress in feeds.items():
-            progress.until(until)
-            wanted = {(1, b"a"): b"ab", (1, b"c"): b"cdef", (2, b"b"): b"bcd"}[keyspace_id, first]
-            assert progress.state == {b"%c" % letter: b"%d-2" % keyspace_id for letter in wanted}
 
 
 def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:

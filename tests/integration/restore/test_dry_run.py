@@ -59,13 +59,3 @@ def test_the_plan_of_a_restore_that_goes_on(source: StorageLocation, target: Liv
     assert plan.resumed >= FILES // 2
     assert plan.resumed + len(plan.parts) == restore(RestoreOptions(target.config, source)).files
     assert len(records) > FILES // 2
-
-
-def test_the_plan_tells_the_new_names(source: StorageLocation, target: LiveCluster) -> None:
-    """With a rewrite, splits and ranges are where the rows are to be."""
-    plan = planned(target, source, to_keyspace="5", rewrite_prefix=(b"row", b"new"))
-    prefix = KeyCodec(ApiVersion.V2, 5).prefix
-    (wanted,) = plan.wanted
-    assert (wanted.target.start, wanted.target.end) == (prefix + b"new", prefix + b"nex")
-    assert plan.splits
-    assert all(key.startswith(prefix + b"new") for key in plan.splits)

@@ -275,23 +275,22 @@ def test_v2_regions_are_decoded_for_the_next_part(fake: FakeCluster) -> None:
     ]
 
 
-def test_a_broken_region_bound_is_told(fake: FakeCluster) -> None:
-    """A V2 region that begins at raw bytes cannot be worked with; guessing would lose keys."""
-    raw = client(fake, V2)
-    broken = raw.codec.rpc_key(b"k")
-    fake.regions = [with_leader(region(1, b"", broken)), with_leader(region(2, broken, b""))]
-    fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
-    with pytest.raises(ClusterUnfit, match="which is not a valid key"):
-        raw.checksum(b"", b"z")
+CODEC = KeyCodec(V2)
 
 
-def test_a_bound_amid_a_keys_versions_is_told(fake: FakeCluster) -> None:
-    """A V2 region that ends between the versions of a key cannot be walked past without a hole or a circle."""
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        (CODEC.rpc_key(b"k"), "which is not a valid key"),
+        (CODEC.storage_key(CODEC.rpc_key(b"k"), 5), "between two versions of a key"),
+    ],
+)
+def test_a_broken_region_bound_is_told(fake: FakeCluster, bound: bytes, words: str) -> None:
+    """Raw bytes, and a place between the versions of a key: guessing would lose keys, or walk in a circle."""
     raw = client(fake, V2)
-    bound = raw.codec.storage_key(raw.codec.rpc_key(b"k"), 5)
     fake.regions = [with_leader(region(1, b"", bound)), with_leader(region(2, bound, b""))]
     fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
-    with pytest.raises(ClusterUnfit, match="between two versions of a key"):
+    with pytest.raises(ClusterUnfit, match=words):
         raw.checksum(b"", b"z")
 
 
@@ -334,26 +333,3 @@ def test_a_negative_ttl_is_refused(fake: FakeCluster) -> None:
     """Before protobuf would complain."""
     with pytest.raises(UsageError, match="negative"):
         client(fake, V2).put(b"k", b"v", ttl=-1)
-
-
-def test_the_first_key_is_looked_for_region_by_region(fake: FakeCluster) -> None:
-    """Empty regions are passed by, a region error is tried again, and the RPC key is returned; or None."""
-    codec = KeyCodec(V2)
-    split(fake, codec, b"c", b"f")
-    keys = [codec.rpc_key(b"e"), codec.rpc_key(b"g")]
-    busy = [region_error(server_is_busy=errorpb_pb2.ServerIsBusy())]
-
-    def scan(data: bytes) -> kvrpcpb_pb2.RawScanResponse:
-        request = kvrpcpb_pb2.RawScanRequest.FromString(data)
-        assert (request.limit, request.key_only, request.reverse) == (1, True, False)
-        if busy:
-            return kvrpcpb_pb2.RawScanResponse(region_error=busy.pop())
-        found = [key for key in keys if request.start_key <= key < request.end_key]
-        return kvrpcpb_pb2.RawScanResponse(kvs=[kvrpcpb_pb2.KvPair(key=key) for key in found[:1]])
-
-    fake.stores[1].script(KV + "RawScan", scan)
-    raw = client(fake, V2)
-    assert raw.first_rpc_key(*codec.rpc_range(b"", b"")) == keys[0]
-    assert raw.first_rpc_key(*codec.rpc_range(b"e\0", b"")) == keys[1]
-    assert raw.first_rpc_key(*codec.rpc_range(b"h", b"z")) is None
-    assert busy == []

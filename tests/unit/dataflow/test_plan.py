@@ -63,30 +63,20 @@ def tables(draw: st.DrawFn) -> tuple[KeyCodec, list[SizedRegion], bytes, bytes]:
 
 
 @given(tables())
-def test_intervals_cover_the_range_exactly(table: tuple[KeyCodec, list[SizedRegion], bytes, bytes]) -> None:
-    """Each interval starts where the one before ends; the first and the last have the range's own ends."""
+def test_intervals_cover_the_range_and_weigh_about_the_same(
+    table: tuple[KeyCodec, list[SizedRegion], bytes, bytes],
+) -> None:
+    """They join up from start to end, and no region is cut, which would cost a second request to it.
+
+    Only a single region can be much above the wanted size, and only where none could be added is one below it.
+    """
     codec, regions, start, end = table
     intervals = plan_intervals(columns(regions), codec, start, end, WANTED)
     assert intervals[0].start == start
     assert intervals[-1].end == end
     assert all(left.end == right.start for left, right in itertools.pairwise(intervals))
     assert all(interval.start < interval.end for interval in intervals[:-1])
-
-
-@given(tables())
-def test_cuts_are_region_starts(table: tuple[KeyCodec, list[SizedRegion], bytes, bytes]) -> None:
-    """No region is cut in two by the plan: that would cost a second request to it."""
-    codec, regions, start, end = table
-    starts = {codec.from_bound(region.start) for region in regions}
-    cuts = {interval.start for interval in plan_intervals(columns(regions), codec, start, end, WANTED)[1:]}
-    assert cuts <= starts
-
-
-@given(tables())
-def test_intervals_weigh_about_the_same(table: tuple[KeyCodec, list[SizedRegion], bytes, bytes]) -> None:
-    """Only a single region can be much above the wanted size, and only where none could be added is one below it."""
-    codec, regions, start, end = table
-    intervals = plan_intervals(columns(regions), codec, start, end, WANTED)
+    assert {interval.start for interval in intervals[1:]} <= {codec.from_bound(region.start) for region in regions}
     largest = max(*(region.size for region in regions), REGION_OVERHEAD)
     inside = [region for region in regions if codec.from_bound(region.start) > start]
     if len(inside) == len(regions) - 1 and (not end or all(codec.from_bound(r.start) < end for r in regions)):

@@ -11,23 +11,6 @@ from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys import codec
 
 
-@pytest.mark.parametrize(
-    ("data", "encoded"),
-    [
-        ("", "0000000000000000f7"),
-        ("72", "7200000000000000f8"),
-        ("72000001", "7200000100000000fb"),
-        ("6162636465666768", "6162636465666768ff0000000000000000f7"),
-        ("616263646566676869", "6162636465666768ff6900000000000000f8"),
-        ("00ff", "00ff000000000000f9"),
-    ],
-)
-def test_known_forms(data: str, encoded: str) -> None:
-    """Strings that real servers and their sources show encode to just these bytes, and decode from them."""
-    assert codec.encode(bytes.fromhex(data)).hex() == encoded
-    assert codec.decode(bytes.fromhex(encoded)) == (bytes.fromhex(data), len(encoded) // 2)
-
-
 @many(3)
 @given(keys(), st.binary(max_size=12))
 def test_round_trip(data: bytes, tail: bytes) -> None:

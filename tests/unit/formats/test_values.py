@@ -12,25 +12,6 @@ from tikv_br.formats.values import StoredValue, decode_value
 
 
 @pytest.mark.parametrize(
-    ("api_version", "stored", "data"),
-    [
-        (ApiVersion.V1, StoredValue(b"v"), "76"),
-        (ApiVersion.V1TTL, StoredValue(b""), "0000000000000000"),
-        (ApiVersion.V1TTL, StoredValue(b"v", 258), "760000000000000102"),
-        (ApiVersion.V2, StoredValue(b""), "00"),
-        (ApiVersion.V2, StoredValue(b"v"), "7600"),
-        (ApiVersion.V2, StoredValue(b"v", 258), "76000000000000010201"),
-        (ApiVersion.V2, StoredValue(b"", 0, deleted=True), "02"),
-        (ApiVersion.V2, StoredValue(b"", 5, deleted=True), "000000000000000503"),
-    ],
-)
-def test_known_forms(api_version: ApiVersion, stored: StoredValue, data: str) -> None:
-    """Values with and without expiry and tombstones have the bytes that stores write."""
-    assert encode_value(api_version, stored).hex() == data
-    assert decode_value(api_version, bytes.fromhex(data)) == stored
-
-
-@pytest.mark.parametrize(
     ("api_version", "data"),
     [
         (ApiVersion.V1TTL, "00000000000000"),

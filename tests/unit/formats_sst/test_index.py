@@ -22,7 +22,6 @@ from tikv_br.formats.sst.table import (
     SstIndex,
     read_index,
 )
-from tikv_br.formats.sst.writer import IndexBuilder
 
 PLAIN = {INDEX_KEYS_ARE_USER_KEYS: b"\x01"}
 similar_keys = st.text("\x00\x01\x7f\xfe\xff", max_size=6).map(lambda text: text.encode("latin-1"))
@@ -71,23 +70,6 @@ def read_back(block: bytes, properties: dict[str, bytes], *, before: int = 1000)
     footer = Footer(2, ChecksumType.NONE, handle, handle)
     source = MemorySource(bytes(before) + block + bytes(5))
     return read_index(BlockReader(source, footer), handle, properties)
-
-
-@pytest.mark.parametrize("version", range(2, 6))
-def test_builder(version: int) -> None:
-    """Blocks added to a builder of any version are read back with their separators."""
-    builder = IndexBuilder(version)
-    builder.add(b"zb" + bytes(8), [10], [100])
-    builder.add(b"zbc" + bytes(8) + b"zd" * 100 + bytes(8), [11, 219], [300, 70_000])
-    properties = {
-        INDEX_KEYS_ARE_USER_KEYS: bytes([builder.user_keys]),
-        INDEX_VALUES_ARE_DELTAS: bytes([builder.deltas]),
-    }
-    block = builder.encode()
-    assert read_back(block, properties, before=80_000) == SstIndex(
-        [b"zb", b"zbc", b"zd" * 100], [BlockHandle(0, 100), BlockHandle(105, 300), BlockHandle(410, 70_000)]
-    )
-    assert (builder.blocks, read_back(block, properties, before=80_000).data_end) == (3, 70_415)
 
 
 @pytest.mark.parametrize(

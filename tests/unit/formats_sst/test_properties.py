@@ -7,23 +7,8 @@ import pytest
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.sst import table as names
 from tikv_br.formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries, entries
-from tikv_br.formats.sst.coding import BlockHandle, decode_varint
+from tikv_br.formats.sst.coding import BlockHandle
 from tikv_br.formats.sst.source import MemorySource
-
-
-def test_encoded() -> None:
-    """Counts are varints, the block is sorted as RocksDB asks, and what ingestion needs is in."""
-    block = names.encode_properties(
-        {names.NUM_ENTRIES: 300}, compression="ZSTD", index_of_user_keys=True, index_of_deltas=False
-    )
-    properties = {name.decode(): value for name, value in entries(block)}
-    assert list(properties) == sorted(properties)
-    assert decode_varint(properties[names.NUM_ENTRIES])[0] == names.number(properties, names.NUM_ENTRIES) == 300
-    assert names.fixed_number(properties, names.EXTERNAL_VERSION) == 2
-    assert properties[names.GLOBAL_SEQNO] == bytes(8)
-    assert properties["rocksdb.compression"] == b"ZSTD"
-    assert names.number(properties, names.INDEX_KEYS_ARE_USER_KEYS) == 1
-    assert names.number(properties, names.INDEX_VALUES_ARE_DELTAS) == 0
 
 
 def test_no_identity() -> None:

@@ -198,25 +198,6 @@ def test_foreign_messages_are_refused(codec: Codec, message: KafkaMessage) -> No
         codec.decode(message)
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        # Published vectors for seed 0.
-        (b"", 0),
-        (b"\xff\xff\xff\xff", 0x76293B50),
-        (b"\x21\x43\x65\x87", 0xF55B516B),
-        (b"\x21\x43\x65", 0x7E4A8634),
-        (b"\x21\x43", 0xA0F7B07A),
-        (b"\x21", 0x72661CF4),
-        (bytes(4), 0x2362F9DE),
-        (bytes(1), 0x514E28B7),
-    ],
-)
-def test_murmur3_vectors(data: bytes, expected: int) -> None:
-    """The reference implementation's results."""
-    assert murmur3_32(data) == expected
-
-
 @given(st.binary(max_size=100))
 def test_murmur3_as_others_compute_it(data: bytes) -> None:
     """Another implementation agrees, so the partition is the one of TiKV-CDC."""
