@@ -29,7 +29,6 @@ from tikv_br.dataflow.merge import MergeSources
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -85,7 +84,7 @@ def _write(
 ) -> None:
     """Write a log of these segments, whose rows come by ascending timestamp."""
     codec = KeyCodec(ApiVersion.V2)
-    span = KeyRange(*codec.rpc_range(b"", b""))
+    span = codec.rpc_range()
     description = LogDescription(
         log_id, "bench", cluster_id, ApiVersion.V2, 0, (span,), start_ts, 1, has_checkpoint=False
     )

@@ -18,7 +18,7 @@ from tikv_br.cluster.rawkv import PAGE_ROWS, RawClient
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.rows import to_storage
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.values import StoredValue
@@ -59,7 +59,7 @@ def pairs(batch: pa.RecordBatch) -> Iterable[tuple[bytes, bytes]]:
 def rocksdict_writer(cluster: Cluster, folder: str, compression: Compression = Compression.ZSTD) -> None:
     """Our pages, checksums and rows; the table by RocksDB."""
     converter = Conversion(ApiVersion.V1, ApiVersion.V2, ts=1).of(KeyRange(b"", b""))
-    pages = _raw(cluster).scan_pages(b"", b"")
+    pages = _raw(cluster).scan_pages(EVERY_KEY)
     converted = (converter.convert_page(page) for page in pages)
     rows = chain.from_iterable(pairs(to_storage(each.records, converter.target)) for each in converted)
     _store(rows, folder, compression)

@@ -25,7 +25,6 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.store import StoreClient
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.pipeline import PipelineOptions, Replicator, pipeline
@@ -94,7 +93,7 @@ def synced(source: Cluster, target: Cluster, dataset: Dataset) -> Took:
 def replicating(source: Cluster, start_ts: int, sink: Sink, stop: threading.Event) -> Iterator[Replicator]:
     """A sync of all that a source tells after a timestamp, without hold-back; its checkpoints and its safe point are nowhere."""
     codec, begun = replay_feed.CODEC, Checkpoint("bench", start_ts, start_ts, 0, 0, "")
-    span = KeyRange(*codec.rpc_range(b"", b""))
+    span = codec.rpc_range()
     kept = cast("CheckpointStore", _Kept())
     with tempfile.TemporaryDirectory() as scratch:
         options = PipelineOptions(scratch=Path(scratch), feed=FeedOptions(hold_back=0))

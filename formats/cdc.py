@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,8 +50,8 @@ class ChangeEvent:
         np.maximum.at(newest, self.row_events, self._rows[:, kernels.TS])
         return newest
 
-    def records(self, codec: KeyCodec, start: bytes, end: bytes, events: Flags | None = None) -> pa.RecordBatch:
-        """Rows whose RPC key is in [start, end), which must lie within the codec's keyspace, in the order of the message.
+    def records(self, codec: KeyCodec, span: KeyRange, events: Flags | None = None) -> pa.RecordBatch:
+        """Rows whose RPC key is in ``span``, which must lie within the codec's keyspace, in the order of the message.
 
         A batch of `tikv_br.formats.columns.SCHEMA`, though not sorted by key. `events`, shape (events,), leaves out the rows of
         events that are false. The batch owns its memory.
@@ -59,7 +60,7 @@ class ChangeEvent:
         from tikv_br.formats.kernels import cdc as kernels
 
         keep = np.ones(len(self._rows), np.bool_) if events is None else events[self.row_events]
-        kernels.inside(self._data, self._rows, keep, columns.from_bytes(start), columns.from_bytes(end))
+        kernels.inside(self._data, self._rows, keep, columns.from_bytes(span.start), columns.from_bytes(span.end))
         rows = self._rows if keep.all() else self._rows[keep]
         return columns.records(
             columns.build(

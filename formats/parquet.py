@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.rows import RowOrder, within
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.sst.source import RandomAccess, TailCache, read_exactly
@@ -170,16 +171,14 @@ class ParquetReader:
         pairs = self._file.metadata.metadata or {}
         return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs.items()}
 
-    def records(self, start: bytes = b"", end: bytes = b"") -> Iterator[pa.RecordBatch]:
-        """The rows with keys in [start, end), where an empty end is no end, in file order as batches of ``SCHEMA``.
+    def records(self, span: KeyRange = EVERY_KEY) -> Iterator[pa.RecordBatch]:
+        """The rows with user keys in a range, in file order as batches of ``SCHEMA``.
 
         Row groups whose statistics exclude the range are not read; of the others, small neighbours are read at once.
         """
         with _Explained():
             numbers = range(self._file.metadata.num_row_groups)
-            extents = {
-                at: _extent(self._file.metadata.row_group(at)) for at in numbers if self._may_hold(at, start, end)
-            }
+            extents = {at: _extent(self._file.metadata.row_group(at)) for at in numbers if self._may_hold(at, span)}
         held = -1
         for group, (offset, _) in extents.items():
             if group > held:
@@ -188,7 +187,7 @@ class ParquetReader:
                     held += 1
                 with _Explained():
                     self._window.load(offset, sum(extents[held]) - offset)
-            yield from self._group(group, start, end)
+            yield from self._group(group, span)
 
     def groups(self) -> list[RowGroup]:
         """The row groups, in file order."""
@@ -202,7 +201,7 @@ class ParquetReader:
             for each, group in zip(keys, found, strict=True)
         ]
 
-    def _group(self, group: int, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
+    def _group(self, group: int, span: KeyRange) -> Iterator[pa.RecordBatch]:
         names = [name for name in SCHEMA.names if name in self._file.schema_arrow.names]
         batches = self._file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names, use_threads=False)
         left = self._file.metadata.row_group(group).num_rows
@@ -212,19 +211,19 @@ class ParquetReader:
             if batch is None:
                 break
             left -= batch.num_rows
-            wanted = within(_as_records(batch), start, end)
+            wanted = within(_as_records(batch), span)
             if wanted.num_rows:
                 yield wanted
         if left:
             raise DamagedBytes(f"row group {group} has {left} rows fewer than the footer says")
 
-    def _may_hold(self, group: int, start: bytes, end: bytes) -> bool:
+    def _may_hold(self, group: int, span: KeyRange) -> bool:
         column = self._file.schema_arrow.names.index("key")
         statistics = self._file.metadata.row_group(group).column(column).statistics
         if statistics is None or not statistics.has_min_max:
             return True
         least, most = (value if isinstance(value, bytes) else None for value in (statistics.min, statistics.max))
-        return (most is None or most >= start) and (least is None or not end or least < end)
+        return (most is None or most >= span.start) and (least is None or not span.end or least < span.end)
 
 
 def _extent(group: pq.RowGroupMetaData) -> tuple[int, int]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from tikv_br.formats import cdc, checksum, columns, jit, rawscan
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 _MODULES = (
     "kernels.cdc",
@@ -90,7 +91,7 @@ def call_kernels() -> None:
     rows.live(record, 0)
     _call_row_kernels(record)
     event = cast("cdc.ChangeEvent", cdc.parse(b""))
-    event.records(v1, b"", b"")
+    event.records(v1, EVERY_KEY)
 
 
 def _call_sst_kernels(stored: pa.RecordBatch, page: rawscan.RawPage, source: KeyCodec, codec: KeyCodec) -> None:

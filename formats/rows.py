@@ -15,6 +15,7 @@ from tikv_br.formats.columns import Flags, Numbers
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
 from tikv_br.formats.kernels import rows as kernels
 from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 
 _REASONS = {
@@ -131,11 +132,11 @@ def unexpired(records: pa.RecordBatch, now: int) -> pa.RecordBatch:
     return records if keep.all() else records.filter(pa.array(keep))
 
 
-def within(records: pa.RecordBatch, start: bytes, end: bytes) -> pa.RecordBatch:
-    """The records whose key lies in [start, end), where an empty end is no end; rows come by ascending key."""
+def within(records: pa.RecordBatch, span: KeyRange) -> pa.RecordBatch:
+    """The records whose user key lies in ``span``; rows come by ascending key."""
     if not records.num_rows:
         return records
-    keys = records["key"]
+    keys, start, end = records["key"], span.start, span.end
     if keys[0].as_py() >= start and (not end or keys[-1].as_py() < end):
         return records
     keep = pc.greater_equal(keys, pa.scalar(start, pa.large_binary()))

@@ -112,7 +112,7 @@ def sync(
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster.connect(options.source))
         codec = source_codec(cluster, options.keyspace)
-        span = KeyRange(*codec.rpc_range(options.start_key, options.end_key))
+        span = codec.rpc_range(KeyRange(options.start_key, options.end_key))
         origin = Origin(
             cluster.cluster_id,
             codec.keyspace_id,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.keys.text import show_key
 
 GROUP = 8
@@ -100,15 +101,18 @@ class KeyCodec:
             )
         return rpc[len(prefix) :]
 
-    def rpc_range(self, start: bytes, end: bytes) -> tuple[bytes, bytes]:
-        """The RPC range of the user range [start, end), where an empty end means no end.
+    def rpc_range(self, user: KeyRange = EVERY_KEY) -> KeyRange:
+        """The RPC range of a range of user keys.
 
         In V2 both ends of the result lie within the keyspace's bounds and are never empty.
         """
         prefix = self.prefix
-        if end:
-            return prefix + start, prefix + end
-        return prefix + start, self._keyspace_end() if self.is_v2 else b""
+        return KeyRange(prefix + user.start, prefix + user.end if user.end else self._keyspace_end())
+
+    def user_range(self, rpc: KeyRange) -> KeyRange:
+        """The user keys of an RPC range in the keyspace. Raises `DamagedBytes` for another keyspace or mode."""
+        end = b"" if rpc.end == self._keyspace_end() else self.user_key(rpc.end)
+        return KeyRange(self.user_key(rpc.start), end)
 
     def bound(self, rpc: bytes) -> bytes:
         """An RPC key as PD and region bounds hold it; empty (no bound) stays empty."""
@@ -134,6 +138,8 @@ class KeyCodec:
         return rpc, MAX_TS - int.from_bytes(key[consumed:], "big")
 
     def _keyspace_end(self) -> bytes:
+        if not self.is_v2:
+            return b""
         if self.keyspace_id == MAX_KEYSPACE:
             return RAW_MODE_END
         return RAW_MODE + (self.keyspace_id + 1).to_bytes(PREFIX_SIZE - 1, "big")

@@ -1,4 +1,4 @@
-"""Ranges of keys: `KeyRange` and its set operations, and ranges of user keys across keyspaces."""
+"""Ranges of keys: `KeyRange` and its set operations."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tikv_br.formats.json_types import Hex
-from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.text import show_key
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeyRange:
-    """RPC keys ``[start, end)``; an empty end is no bound."""
+    """Keys ``[start, end)``: RPC keys unless said otherwise; an empty end is no bound."""
 
     start: Hex
     end: Hex
@@ -28,6 +27,9 @@ class KeyRange:
 
     def __str__(self) -> str:
         return f"[{show_key(self.start) or 'start'}, {show_key(self.end) or 'end'})"
+
+
+EVERY_KEY = KeyRange(b"", b"")
 
 
 def intersection(one: KeyRange, other: KeyRange) -> KeyRange:
@@ -59,9 +61,3 @@ def gaps(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
 def subtract(wanted: Iterable[KeyRange], parts: Sequence[KeyRange]) -> list[KeyRange]:
     """Return the parts of each range of ``wanted`` that no part covers."""
     return [gap for whole in wanted for gap in gaps(whole, parts)]
-
-
-def user_range(codec: KeyCodec, span: KeyRange) -> tuple[bytes, bytes]:
-    """The user keys [start, end) of an RPC range in the codec's keyspace; an empty end is no end."""
-    end = b"" if span.end == codec.rpc_range(b"", b"")[1] else codec.user_key(span.end)
-    return codec.user_key(span.start), end

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import GROUP, KeyCodec, successor
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-EVERY_KEY = KeyRange(b"", b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +59,14 @@ class Rewrite:
         end = self._key(span.end) if within else self.target.end
         return KeyRange(self._key(span.start), end)
 
-    def bounds(self, codec: KeyCodec, target: KeyRange) -> tuple[bytes, bytes]:
+    def storage_range(self, codec: KeyCodec, target: KeyRange) -> KeyRange:
         """Return a range of the cluster for requests with a rewrite: encoded, without ``z`` and timestamp.
 
         If the range ends with the prefix, stores accept only the successor of the encoded prefix as its end.
         """
         if self.changes and target.end == self.target.end:
-            return codec.bound(target.start), successor(encoded_prefix(codec.api_version, self.new))
-        return codec.bound(target.start), codec.bound(target.end)
+            return KeyRange(codec.bound(target.start), successor(encoded_prefix(codec.api_version, self.new)))
+        return KeyRange(codec.bound(target.start), codec.bound(target.end))
 
     def apply(self, records: pa.RecordBatch, source: KeyCodec, target: KeyCodec) -> pa.RecordBatch:
         """Records of ``SCHEMA`` with user keys of ``source``: those it is about, with user keys of ``target``."""
@@ -92,7 +89,7 @@ UNCHANGED = Rewrite()
 
 def _all_with(codec: KeyCodec, prefix: bytes) -> KeyRange:
     """Return the RPC range of a prefix of user keys; without a successor it ends with the keyspace."""
-    return KeyRange(*codec.rpc_range(prefix, successor(prefix)))
+    return codec.rpc_range(KeyRange(prefix, successor(prefix)))
 
 
 def can_stores_rewrite(api_version: ApiVersion, rewrite: Rewrite) -> bool:

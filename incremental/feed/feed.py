@@ -189,8 +189,7 @@ class Feed:
             raise ClusterUnfit(
                 f"a change feed requires API V2; the cluster has API {codec.api_version.label}, which has no timestamps"
             )
-        first, last = codec.rpc_range(b"", b"")
-        if not first <= span.start < span.end <= last:
+        if span.is_empty or not codec.rpc_range().contains(span):
             raise UsageError(f"{span} is not a range of keyspace {codec.keyspace_id}, or is empty")
         self._cluster, self._codec, self._span = cluster, codec, span
         self._options = options or FeedOptions()
@@ -307,7 +306,7 @@ class Feed:
         keys = zip(changes.region_ids.tolist(), changes.request_ids.tolist(), strict=True)
         subscriptions = [stream.find(*key) for key in keys]
         active = np.array([each is not None for each in subscriptions], np.bool_)
-        batch = changes.records(self._codec, self._span.start, self._span.end, active)
+        batch = changes.records(self._codec, self._span, active)
         if batch.num_rows:
             self._rows += batch.num_rows
             self._late_rows += int(np.count_nonzero(columns.numbers(batch["ts"]) <= np.uint64(self._resolved_ts)))

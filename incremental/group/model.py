@@ -125,7 +125,7 @@ class ChangefeedInfo:
     @property
     def range(self) -> KeyRange:
         """Return the span in RPC keys."""
-        return KeyRange(*KeyCodec(ApiVersion.V2, self.keyspace_id).rpc_range(self.start_key, self.end_key))
+        return KeyCodec(ApiVersion.V2, self.keyspace_id).rpc_range(KeyRange(self.start_key, self.end_key))
 
 
 @dataclass(frozen=True, slots=True, order=True)

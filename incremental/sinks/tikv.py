@@ -13,6 +13,7 @@ import pyarrow as pa
 from tikv_br.cluster.router import BATCH_ITEMS
 from tikv_br.errors import ConversionUnsupported
 from tikv_br.formats import columns, order
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.sinks.base import Sink
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class TikvSink(Sink):
 
     def is_empty(self, start: bytes, end: bytes) -> bool:
         """Whether the sink has no row in a range of user keys."""
-        return self._raw.first_rpc_key(*self._raw.codec.rpc_range(start, end)) is None
+        return self._raw.first_rpc_key(self._raw.codec.rpc_range(KeyRange(start, end))) is None
 
     def close(self) -> None:
         """See `Sink.close`. Writes in flight after a second signal end when the connections close."""

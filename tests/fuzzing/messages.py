@@ -39,7 +39,7 @@ from tikv_br.incremental.feed.decode import decode
 CODEC = KeyCodec(ApiVersion.V2)
 V1 = KeyCodec(ApiVersion.V1)
 SMALL_BLOCKS = SstOptions(block_size=1 << 10)
-WHOLE = CODEC.rpc_range(b"", b"")
+WHOLE = CODEC.rpc_range()
 LARGEST = 64 << 10
 """Of the recorded messages those up to this size are damaged."""
 TELLING_BYTES = bytes.fromhex("0008 0a10 1218 1a20 2a30 3238 4001 0204 057f 80ff")
@@ -125,8 +125,8 @@ def read_event(data: bytes) -> str:
     """As a feed reads it, beside protobuf."""
     event = cdc.parse(_guarded.hold(data))
     if event is None:
-        return _left(lambda: decode(data).changes.records(CODEC, *WHOLE))
-    if by_protobuf.taken(event, CODEC) != by_protobuf.inside(by_protobuf.changes(data), *WHOLE):
+        return _left(lambda: decode(data).changes.records(CODEC, WHOLE))
+    if by_protobuf.taken(event, CODEC) != by_protobuf.inside(by_protobuf.changes(data), WHOLE):
         raise AssertionError("the kernel reads another event than protobuf")
     return "by the kernel"
 

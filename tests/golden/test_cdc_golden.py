@@ -45,7 +45,7 @@ def test_every_recorded_message_decodes(golden: Path) -> None:
             for row in event.entries.entries
             if row.type == COMMITTED
         ]
-        batch = found.changes.records(CODEC, *CODEC.rpc_range(b"", b""))
+        batch = found.changes.records(CODEC, CODEC.rpc_range())
         assert [tuple(row.values()) for row in batch.to_pylist()] == expected, where
         rows += batch.num_rows
         failures += len(errors)

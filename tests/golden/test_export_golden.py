@@ -16,6 +16,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import parse_key
 from tikv_br.storage.url import parse
 
@@ -76,14 +77,14 @@ def test_part_of_a_backup(golden: Path, tmp_path: Path) -> None:
     folder = golden / "backups" / "v2_ks4242_rpc"
     rows = recorded(folder, ("key",))
     first, last = rows[len(rows) // 3]["key"], rows[len(rows) // 2]["key"]
-    exported(folder, tmp_path / "out", ranges=((first, last),), keyspaces=("4242",))
+    exported(folder, tmp_path / "out", ranges=(KeyRange(first, last),), keyspaces=("4242",))
     found = ds.dataset(tmp_path / "out").to_table(columns=["key"]).to_pylist()
     assert found == [row for row in rows if first <= row["key"] < last]
     with pytest.raises(UsageError, match="does not contain"):
         exported(folder, tmp_path / "none", keyspaces=("1",))
     ranged = golden / "backups" / "v2_ranged"
     with pytest.raises(UsageError, match="does not contain"):
-        exported(ranged, tmp_path / "none", ranges=((b"", b""),))
+        exported(ranged, tmp_path / "none", ranges=(KeyRange(b"", b""),))
     with pytest.raises(UsageError, match="record the ids"):
         exported(folder, tmp_path / "none", keyspaces=("sales",))
     assert not (tmp_path / "none").exists()

@@ -21,6 +21,7 @@ from tikv_br.cluster.timestamps import minus_seconds, physical_ms
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.errors import SafePointError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 
 
 @pytest.fixture(scope="module", params=list(ApiVersion), ids=lambda version: version.label)
@@ -59,7 +60,7 @@ def rows(live: LiveCluster) -> dict[bytes, bytes]:
 def scanned(raw: RawClient, start: bytes = b"", end: bytes = b"", page_rows: int = 200) -> dict[bytes, bytes]:
     """All rows of a range of user keys."""
     found: dict[bytes, bytes] = {}
-    for page in raw.scan_pages(*raw.codec.rpc_range(start, end), page_rows):
+    for page in raw.scan_pages(raw.codec.rpc_range(KeyRange(start, end)), page_rows):
         keys = (raw.codec.user_key(key) for key in page.keys.to_pylist())
         found.update(zip(keys, page.values.to_pylist(), strict=True))
     return found
@@ -120,7 +121,7 @@ def test_rows_deleted_since_the_scan_have_no_ttl(any_version: LiveCluster) -> No
     keys = [b"gone%03d" % number for number in range(50)]
     for key in keys:
         raw.put(key, b"v", ttl=1000 if key != keys[7] else 0)
-    [page] = raw.scan_pages(*raw.codec.rpc_range(keys[0], keys[-1] + b"\0"))
+    [page] = raw.scan_pages(raw.codec.rpc_range(KeyRange(keys[0], keys[-1] + b"\0")))
     raw.delete(keys[0])
     raw.delete(keys[-1])
     fetcher = TtlFetcher(any_version.cluster, raw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.integration.backup.data import hard_rows
 from tests.support.live_cluster import LiveCluster
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 
 YEAR = 365 * 86400
 BOUNDS = (b"\1" * 8, b"row00100", b"row00100\0", b"row002", b"\xfe")
@@ -38,6 +39,6 @@ def our_rows(
     raw = live.raw(keyspace_id)
     return [
         (raw.codec.user_key(key), value)
-        for page in raw.scan_pages(*raw.codec.rpc_range(start, end))
+        for page in raw.scan_pages(raw.codec.rpc_range(KeyRange(start, end)))
         for key, value in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)
     ]

@@ -22,6 +22,7 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.dataflow.options import BackupOptions, Loss
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.storage.url import StorageLocation
 
@@ -246,7 +247,7 @@ def test_on_s3(engine: str, sources: dict[ApiVersion, LiveCluster], server: S3Se
 def test_a_range(engine: str, sources: dict[ApiVersion, LiveCluster], golden: Path, tmp_path: Path) -> None:
     """The tool restores a part of a cluster with the same --start and --end."""
     place = StorageLocation("local", str(tmp_path / "backup"))
-    write(sources[V2], place, engine=engine, ranges=((b"row00050", b"row00300"),))
+    write(sources[V2], place, engine=engine, ranges=(KeyRange(b"row00050", b"row00300"),))
     ours = Directory.local(tmp_path / "backup")
     assert unmet_demands(ours, V2, b"row00050", b"row00300") == []
     assert fields(ours.meta) ^ fields(golden_backup(golden, "v2_ranged").meta) <= UNHEEDED
@@ -279,7 +280,7 @@ def test_parquet_is_refused_aloud(sources: dict[ApiVersion, LiveCluster], tmp_pa
 def test_several_ranges(sources: dict[ApiVersion, LiveCluster], tmp_path: Path) -> None:
     """The tool restores each of them, and parts of them, with --start and --end; it refuses the gaps."""
     place = StorageLocation("local", str(tmp_path / "backup"))
-    write(sources[V2], place, ranges=((b"row00050", b"row00100"), (b"row00200", b"row00300")))
+    write(sources[V2], place, ranges=(KeyRange(b"row00050", b"row00100"), KeyRange(b"row00200", b"row00300")))
     ours = Directory.local(tmp_path / "backup")
     for start, end in ((b"row00050", b"row00100"), (b"row00200", b"row00300")):
         assert unmet_demands(ours, V2, start, end) == []

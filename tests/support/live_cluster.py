@@ -85,7 +85,7 @@ def contents(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:
     """All rows of a keyspace."""
     raw = live.raw(keyspace_id)
     found: dict[bytes, bytes] = {}
-    for page in raw.scan_pages(*raw.codec.rpc_range(b"", b"")):
+    for page in raw.scan_pages(raw.codec.rpc_range()):
         keys = (raw.codec.user_key(key) for key in page.keys.to_pylist())
         found.update(zip(keys, page.values.to_pylist(), strict=True))
     return found

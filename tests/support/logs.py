@@ -13,7 +13,7 @@ from tikv_br.archive.writer import LogWriter
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -28,11 +28,11 @@ def write_log(
     versions: History | None = None,
     inexact: Sequence[tuple[int, int]] = (),
     log_id: str = LOG_ID,
-    user_range: tuple[bytes, bytes] = (b"", b""),
+    user_range: KeyRange = EVERY_KEY,
 ) -> LogSource:
     """Write the versions of keyspace 0 that are newer than ``start_ts``: one segment up to each of ``ends``."""
     codec = KeyCodec(ApiVersion.V2)
-    span = KeyRange(*codec.rpc_range(*user_range))
+    span = codec.rpc_range(user_range)
     description = LogDescription(log_id, "0.1", cluster_id, ApiVersion.V2, 0, (span,), 0, 0, has_checkpoint=False)
     writer = LogWriter(open_store(place), description, span)
     writer.start(start_ts)

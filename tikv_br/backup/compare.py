@@ -26,7 +26,7 @@ from tikv_br.dataflow.convert import Converter, join_expiry
 from tikv_br.dataflow.plan import Interval
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 
@@ -99,7 +99,7 @@ def _compare_all(context: BackupContext, finished: Sequence[FinishedTask]) -> li
 def _compare(context: BackupContext, entry: LedgerEntry) -> _Comparison:
     converter = context.conversion.of(entry.interval)
     cluster = ClusterSide(context.cluster.raw(converter.source.keyspace_id))
-    span = KeyRange(*user_range(converter.source, entry.interval))
+    span = converter.source.user_range(entry.interval)
     answer = cluster.sums(span)
     if answer.sums in _possible_sums(entry, converter, answer):
         return _Comparison(Verdict.EQUAL, answer.sums)
@@ -150,7 +150,7 @@ def _compare_rows(
 
 
 def _to_interval(entry: LedgerEntry) -> Interval:
-    return Interval(entry.start, entry.end, entry.source.total_bytes, max(len(entry.regions), 1))
+    return Interval(entry.interval, entry.source.total_bytes, max(len(entry.regions), 1))
 
 
 def _remove_copies(context: BackupContext, finished: Sequence[FinishedTask]) -> list[LedgerEntry]:

@@ -213,7 +213,7 @@ class _Attempt:
             converter,
             self.context,
             RegionCounts(self.cluster.regions, converter, part),
-            lambda part: raw.scan_raw_pages(part.start, part.end, rate_limit=job.rate_limit),
+            lambda part: raw.scan_raw_pages(part, rate_limit=job.rate_limit),
             TtlFetcher(self.cluster, raw) if job.with_ttl else None,
         )
         self.scans.append(scan)

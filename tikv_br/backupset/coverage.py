@@ -10,7 +10,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.codec import PREFIX_SIZE, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, gaps, user_range
+from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.formats.keys.text import show_both
 
 RANGES_SHOWN = 3
@@ -22,7 +22,7 @@ def codec_of(api_version: ApiVersion, span: KeyRange) -> KeyCodec:
     if api_version is not ApiVersion.V2:
         return KeyCodec(api_version)
     codec = KeyCodec(api_version, int.from_bytes(span.start[1:PREFIX_SIZE], "big"))
-    if not KeyRange(*codec.rpc_range(b"", b"")).contains(span):
+    if not codec.rpc_range().contains(span):
         raise BackupUnsupported(f"{span} spans more than one keyspace")
     return codec
 
@@ -52,7 +52,8 @@ def describe_ranges(api_version: ApiVersion, spans: Sequence[KeyRange]) -> str:
     texts = []
     for span in spans[:RANGES_SHOWN]:
         codec = codec_of(api_version, span)
-        start, end = map(show_both, user_range(codec, span))
+        keys = codec.user_range(span)
+        start, end = show_both(keys.start), show_both(keys.end)
         where = f" in keyspace {codec.keyspace_id}" if codec.is_v2 else ""
         texts.append(f"from {start or 'the start'} to {end or 'the end'}{where}")
     more = len(spans) - len(texts)

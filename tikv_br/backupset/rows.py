@@ -12,7 +12,7 @@ from tikv_br.backupset.files import FileEntry, FileKind, verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
 from tikv_br.formats.errors import FormatError, UnsupportedFormat
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.sst.source import RandomAccess
 from tikv_br.formats.sst.table import Table, first_row_from
 from tikv_br.formats.values import StoredValue, decode_value
@@ -44,24 +44,24 @@ def read_rows(
     expired rows are there where the file has them: ``tikv_br.formats.rows.LiveFilter`` drops them. No batch is empty. Raises
     `BackupDamaged` and `BackupUnsupported` that name the file, `StorageError`.
     """
-    start, end = user_range(codec, span or file.key_range)
+    wanted = codec.user_range(span or file.key_range)
     with file_errors(file):
         match kind_of(file):
             case FileKind.SST:
-                yield from _sst_records(open_file(store, file), codec, start, end)
+                yield from _sst_records(open_file(store, file), codec, wanted)
             case FileKind.PARQUET:
                 from tikv_br.formats.parquet import ParquetReader
 
-                yield from ParquetReader(open_file(store, file)).records(start, end)
+                yield from ParquetReader(open_file(store, file)).records(wanted)
 
 
-def _sst_records(source: RandomAccess, codec: KeyCodec, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
+def _sst_records(source: RandomAccess, codec: KeyCodec, span: KeyRange) -> Iterator[pa.RecordBatch]:
     from tikv_br.formats.rows import from_storage, within
     from tikv_br.formats.sst.reader import SstReader
 
-    bounds = [DATA_PREFIX + codec.bound(codec.rpc_key(key)) if key else b"" for key in (start, end)]
+    bounds = [DATA_PREFIX + codec.bound(codec.rpc_key(key)) if key else b"" for key in (span.start, span.end)]
     for rows in SstReader(source).batches(start=bounds[0], end=bounds[1]):
-        wanted = within(from_storage(rows, codec), start, end)
+        wanted = within(from_storage(rows, codec), span)
         if wanted.num_rows:
             yield wanted
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tikv_br.bulk_load.files import BATCH_ROWS, FileInput, InputPart, NeedsSpark
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.order import key_order
 from tikv_br.progress_events import Reporter
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
@@ -27,8 +28,8 @@ from tikv_br.tasks.frames import BAD_TTL, EMPTY_KEY, NULL_KEY, NULL_VALUE, Input
 from tikv_br.tasks.task import TaskContext
 
 R = TypeVar("R")
-Partition = tuple[tuple[bytes, bytes], ...]
-"""Ranges of keys that follow each other, each small enough to be sorted in memory; an empty end is no end."""
+Partition = tuple[KeyRange, ...]
+"""Ranges of keys that follow each other, each small enough to be sorted in memory."""
 RUN_BYTES = 16 << 20
 """Rows that a thread sorts in memory at once, for a run and when runs are merged. What it allocates stays small enough to be used again."""
 MEMORY_BYTES = 512 << 20
@@ -96,14 +97,14 @@ class SortedRuns:
         keys.sort()
         pieces = wanted * each
         cuts = sorted({keys[len(keys) * number // pieces] for number in range(1, pieces)} - {b""}) if keys else []
-        spans = list(zip([b"", *cuts], [*cuts, b""], strict=True))
+        spans = [KeyRange(*ends) for ends in pairwise([b"", *cuts, b""])]
         return [tuple(spans[first : first + each]) for first in range(0, len(spans), each)]
 
     def rows(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, as `tikv_br.tasks.frames.sorted_rows` orders them."""
         nothing = pa.nulls(BATCH_ROWS, pa.string())
-        for start, end in partition:
-            parts = [part for run in self._runs if (part := _within(run, start, end)).num_rows]
+        for span in partition:
+            parts = [part for run in self._runs if (part := _within(run, span)).num_rows]
             for rows in _merged(parts):
                 for first in range(0, rows.num_rows, BATCH_ROWS):
                     batch = rows.slice(first, BATCH_ROWS)
@@ -126,11 +127,11 @@ def _merged(parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return [_sorted(pa.concat_batches(parts))]
 
 
-def _within(run: pa.RecordBatch, start: bytes, end: bytes) -> pa.RecordBatch:
+def _within(run: pa.RecordBatch, span: KeyRange) -> pa.RecordBatch:
     keys = run["key"]
     numbers = range(run.num_rows)
-    first = bisect_left(numbers, start, key=lambda at: keys[at].as_py()) if start else 0
-    last = bisect_left(numbers, end, key=lambda at: keys[at].as_py()) if end else run.num_rows
+    first = bisect_left(numbers, span.start, key=lambda at: keys[at].as_py()) if span.start else 0
+    last = bisect_left(numbers, span.end, key=lambda at: keys[at].as_py()) if span.end else run.num_rows
     return run.slice(first, last - first)
 
 

@@ -105,7 +105,7 @@ def check_target(context: PutContext) -> None:
         codec.rpc_key(min(each.first_key for each in results)),
         codec.rpc_key(max(each.last_key for each in results) + b"\0"),
     )
-    first = first_rpc_key(context.cluster, codec.keyspace_id, span.start, span.end)
+    first = first_rpc_key(context.cluster, codec.keyspace_id, span)
     if first is not None:
         raise TargetNotEmpty(
             f"the target is not empty in the range {describe_ranges(codec.api_version, [span])}: its first key there is "

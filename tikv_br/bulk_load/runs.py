@@ -199,7 +199,7 @@ def merge_runs(context: RunsContext) -> None:
     start, end = min(run.start_key for run in runs), max(run.end_key for run in runs)
     sizes = file_sizes(open_store(load.staging), load.codec, runs)
     intervals = plan_by_sizes(KeyRange(start, end), sizes, MERGE_BYTES)
-    plan = [KeyRange(each.start, each.end) for each in intervals]
+    plan = [each.span for each in intervals]
     job = PartitionJob(context.options, context.conversion, context.source_ranges[0], context.cluster.clock.now())
     run_tasks(
         plan,

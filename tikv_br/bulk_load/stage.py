@@ -199,7 +199,7 @@ def choose_encoding(context: PartitionContext, codec: KeyCodec) -> None:
     context.cluster.require(versions.CHECKSUMS)
     api_version = codec.api_version
     context.codec = codec
-    context.source_ranges = (KeyRange(*context.codec.rpc_range(b"", b"")),)
+    context.source_ranges = (context.codec.rpc_range(),)
     is_v2 = api_version is ApiVersion.V2
     context.conversion = Conversion(api_version, api_version, CONVERTED_TS if is_v2 else 0)
     if is_v2:

@@ -17,6 +17,7 @@ from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import HEX_MARK
 from tikv_br.report.facts import counted
 
@@ -247,17 +248,15 @@ def _parse_losses(text: str) -> frozenset[Loss]:
         raise UsageError(f"--allow-loss {text!r} is not valid: pass one or more of {', '.join(Loss)}") from None
 
 
-def parse_ranges(
-    start: str, end: str, ranges: list[str], key_format: KeyForm | None
-) -> tuple[tuple[bytes, bytes], ...]:
+def parse_ranges(start: str, end: str, ranges: list[str], key_format: KeyForm | None) -> tuple[KeyRange, ...]:
     """The ranges of the flags. Raises `UsageError`."""
     form = key_format or KeyForm.TEXT
     if (start or end) and ranges:
         raise UsageError("--start and --end cannot be combined with --range", hint="Pass all ranges with --range.")
     if start or end:
-        return ((read_key(start, form, "--start"), read_key(end, form, "--end")),)
+        return (KeyRange(read_key(start, form, "--start"), read_key(end, form, "--end")),)
     pairs = [split_range(text, form) for text in ranges]
-    return tuple((read_key(first, form, "--range"), read_key(last, form, "--range")) for first, last in pairs)
+    return tuple(KeyRange(read_key(first, form, "--range"), read_key(last, form, "--range")) for first, last in pairs)
 
 
 _RANGE = re.compile(r"(hex:[^:]*|[^:]*):(hex:[^:]*|[^:]*)")
@@ -293,12 +292,13 @@ def _render(out: Output, report: BackupReport) -> None:
 
 def _render_plan(out: Output, plan: list[Interval]) -> None:
     intervals = [
-        {"start": part.start.hex(), "end": part.end.hex(), "bytes": part.size, "regions": part.regions} for part in plan
+        {"start": part.span.start.hex(), "end": part.span.end.hex(), "bytes": part.size, "regions": part.regions}
+        for part in plan
     ]
     total, regions = sum(part.size for part in plan), sum(part.regions for part in plan)
     out.result("plan", {"tasks": len(plan), "regions": regions, "approximate_bytes": total, "intervals": intervals})
     rows = [
-        (part.start.hex() or "-", part.end.hex() or "-", _about(part.size, part.regions), f"{part.regions}")
+        (part.span.start.hex() or "-", part.span.end.hex() or "-", _about(part.size, part.regions), f"{part.regions}")
         for part in plan[:PLAN_ROWS]
     ]
     out.table(

@@ -130,7 +130,7 @@ class CreateFlags(GroupFlags):
 def create(flags: CreateFlags) -> None:
     """Create a changefeed; captures start it at once."""
     flags.etcd.etcd_config(flags.cluster)  # here and below: refuse wrong flags before heavy imports
-    first, last = flags.range.bounds()
+    span = flags.range.key_range()
     target = flags.sink.target()
     from tikv_br.archive.records import check_id
     from tikv_br.incremental.group.model import ChangefeedInfo
@@ -141,8 +141,8 @@ def create(flags: CreateFlags) -> None:
         id=check_id(flags.name or CHANGEFEED_ID),
         sink=str(target),
         keyspace_id=0,
-        start_key=first,
-        end_key=last,
+        start_key=span.start,
+        end_key=span.end,
         start_ts=0,
         created_ms=time.time_ns() // 1_000_000,
         spans=flags.spans,

@@ -74,7 +74,7 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
             raise UsageError("--repair needs a confirmation, and there is no terminal", hint="Pass --yes.")
         if repair_delete and not flags.repair:
             raise UsageError("--repair-delete needs --repair")
-        first, last = flags.range.bounds()
+        span = flags.range.key_range()
         from tikv_br.diff import run
         from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 
@@ -91,7 +91,7 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
             draft.place = place = flags.choose(context)
             a, b = BackupChoice(place, keyspace), ClusterChoice(near, flags.other_keyspace or keyspace)
         settings = flags.tasks.spark_settings()
-        options = flags.fill(DiffOptions, a=a, b=b, start=first, end=last, spark_settings=settings)
+        options = flags.fill(DiffOptions, a=a, b=b, span=span, spark_settings=settings)
         with progress_display(out) as display:
             result = run.diff(options, draft.listen(display))
         _list(out, result, flags.range.form)

@@ -288,7 +288,7 @@ class DrillFlags(shared.BackupFlags):
 @command("drill run", example="--pd 10.0.0.1:2379 --storage s3://backups --backup newest --rto 30m")
 def run(flags: DrillFlags) -> None:
     """Run a drill. Back up, restore into an empty target, verify, measure, clean up and report."""
-    first, last = flags.range.bounds()
+    span = flags.range.key_range()
     backups = flags.location
     from tikv_br.drill.notify import summarize
     from tikv_br.drill.options import DrillOptions, Scenario
@@ -309,8 +309,7 @@ def run(flags: DrillFlags) -> None:
         point=flags.point.choice(flags.storage_flags),
         scenario=Scenario(flags.scenario),
         objectives=flags.goals.objectives(),
-        start=first,
-        end=last,
+        span=span,
         seed=flags.seed,
         keep_last=flags.keep_last,
         hooks=flags.hooks.hooks(),

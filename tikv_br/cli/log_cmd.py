@@ -75,7 +75,7 @@ class LogStartFlags(shared.CommandFlags):
 @command("log start", example="--pd 10.0.0.1:2379 --storage s3://backups/log --from-backup s3://backups/monday")
 def start_log(flags: LogStartFlags) -> None:
     """Start or continue a log archive (API V2). Runs in the foreground until stopped."""
-    first, last = flags.range.bounds()
+    span = flags.range.key_range()
     flags.status.check()
     if not flags.flush_interval or not flags.flush_size:
         raise UsageError("--flush-interval and --flush-size must be greater than 0")
@@ -98,8 +98,8 @@ def start_log(flags: LogStartFlags) -> None:
         scratch=scratch,
         start=start,
         keyspace=flags.keyspace,
-        start_key=first,
-        end_key=last,
+        start_key=span.start,
+        end_key=span.end,
         gc_ttl=round(flags.feed.gc_ttl),
         sorter_bytes=flags.state.sorter_memory,
         feed=FeedOptions(hold_back=flags.feed.hold_back),

@@ -20,6 +20,7 @@ from tikv_br import run_id
 from tikv_br.cli import log, table
 from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, TikvBrError, UsageError
 from tikv_br.formats.errors import InvalidKeyText
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import format_key, parse_key, show_key
 from tikv_br.report import draft
 from tikv_br.report.draft import Draft
@@ -266,15 +267,15 @@ def read_key(text: str, form: KeyForm, flag: str) -> bytes:
         raise UsageError(f"{flag}: {error}", hint=_HINTS[form]) from None
 
 
-def read_range(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
+def read_range(start: str, end: str, form: KeyForm) -> KeyRange:
     """Parse the range [start, end); an empty end means unbounded. Raises `UsageError` if the range is empty."""
-    first, last = read_key(start, form, "--start"), read_key(end, form, "--end")
-    if last and first >= last:
+    span = KeyRange(read_key(start, form, "--start"), read_key(end, form, "--end"))
+    if span.is_empty:
         raise UsageError(
-            f"--start {quote(first, form)} is not less than --end {quote(last, form)}",
+            f"--start {quote(span.start, form)} is not less than --end {quote(span.end, form)}",
             hint=r"START is inclusive, END exclusive; an empty END is no bound. In --range a colon of a key is written as \x3a.",
         )
-    return first, last
+    return span
 
 
 def show(data: bytes, form: KeyForm) -> str:

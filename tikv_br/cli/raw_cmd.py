@@ -18,6 +18,7 @@ from tikv_br.cli.progress import progress_display
 from tikv_br.errors import ClusterError, KeyNotFound, UsageError
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import successor
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster
@@ -79,14 +80,14 @@ class RawRangeFlags(RawFlags):
     range: shared.RangeFlags
     prefix: str = PREFIX()
 
-    def bounds(self) -> tuple[bytes, bytes]:
-        """Start and end; an empty end means unbounded. Raises `UsageError`."""
+    def key_range(self) -> KeyRange:
+        """The range of user keys. Raises `UsageError`."""
         if not self.prefix:
-            return self.range.bounds()
+            return self.range.key_range()
         if self.range.start or self.range.end:
             raise UsageError("--prefix cannot be combined with --start and --end", hint="Pass one of them.")
         key = read_key(self.prefix, self.range.form, "--prefix")
-        return key, successor(key)
+        return KeyRange(key, successor(key))
 
 
 class GetFlags(KeyFlags, shared.KeyAndValueFormatFlags):
@@ -147,24 +148,24 @@ class DeleteRangeFlags(RawRangeFlags):
 @command("raw delete-range", example="--prefix user:1 --pd 10.0.0.1:2379")
 def delete_range(flags: DeleteRangeFlags) -> None:
     """Delete all keys of a range at once. Writes no tombstones: changefeeds and log archives do not see it."""
-    first, last = flags.bounds()
-    if flags.all_keys is bool(first + last):
+    span = flags.key_range()
+    if flags.all_keys is (span != EVERY_KEY):
         raise UsageError(
             "--all cannot be combined with a range" if flags.all_keys else "no range was given",
             hint="Pass --start and --end, or --prefix; or --all to delete all keys of the keyspace.",
         )
     confirm = confirmation("raw delete-range", yes=flags.yes)
-    bounds = f"from {quote(first, flags.range.form) or 'the beginning'} to {quote(last, flags.range.form) or 'the end'}"
+    bounds = f"from {quote(span.start, flags.range.form) or 'the beginning'} to {quote(span.end, flags.range.form) or 'the end'}"
     with flags.connected() as (cluster, client):
-        rows = client.checksum(first, last).total_kvs
+        rows = client.checksum(span.start, span.end).total_kvs
         if rows and (services := _followers(cluster)):
             log.warning(
                 "%s: what these syncs, changefeeds or logs write to keeps the rows, as a change feed has no deleted ranges",
                 ", ".join(services),
             )
         confirm(f"Delete {rows:,} rows {bounds}?")
-        client.delete_range(first, last)
-    fields = {"start": first.hex(), "end": last.hex(), "total_kvs": rows}
+        client.delete_range(span.start, span.end)
+    fields = {"start": span.start.hex(), "end": span.end.hex(), "total_kvs": rows}
     flags.out.result("delete_range", fields, f"Deleted {rows:,} rows {bounds}.")
 
 
@@ -195,9 +196,9 @@ def show_ttl(flags: KeyFlags) -> None:
 @command("raw checksum", example="--start user: --end 'user;' --pd 10.0.0.1:2379")
 def checksum(flags: RawRangeFlags) -> None:
     """Print the checksum of a range as the stores compute it. In API V2 it covers the 4-byte keyspace prefix of the keys."""
-    first, last = flags.bounds()
+    span = flags.key_range()
     with flags.client() as client:
-        found = client.checksum(first, last)
+        found = client.checksum(span.start, span.end)
     fields = {"crc64xor": found.crc64xor, "total_kvs": found.total_kvs, "total_bytes": found.total_bytes}
     flags.out.result("checksum", fields)
     flags.out.pairs(
@@ -224,9 +225,9 @@ class ScanFlags(RawRangeFlags):
 @command("raw scan", example="--prefix user: --limit 10 --pd 10.0.0.1:2379")
 def scan(flags: ScanFlags) -> None:
     """Print the pairs of a range. One line of text each, or a JSON object with key and value in hex."""
-    first, last = flags.bounds()
+    span = flags.key_range()
     with flags.client() as client:
-        pages = _pages(client, first, last, flags.limit)
+        pages = _pages(client, span, flags.limit)
         if flags.with_ttl:
             if not client.codec.api_version.has_ttl:
                 raise UsageError("--with-ttl: this cluster does not support TTLs (API V1 without storage.enable-ttl)")
@@ -236,10 +237,10 @@ def scan(flags: ScanFlags) -> None:
             flags.out.lines(as_lines(page, flags.range.form))
 
 
-def _pages(client: RawClient, start: bytes, end: bytes, limit: int) -> Iterator[list[Pair]]:
+def _pages(client: RawClient, span: KeyRange, limit: int) -> Iterator[list[Pair]]:
     """Yield the pairs of each page with user keys, ``limit`` in all unless it is 0."""
     left = limit or None
-    for page in client.scan_pages(*client.codec.rpc_range(start, end), min(limit or PAGE_ROWS, PAGE_ROWS)):
+    for page in client.scan_pages(client.codec.rpc_range(span), min(limit or PAGE_ROWS, PAGE_ROWS)):
         keys, values = page.keys[:left].to_pylist(), page.values[:left].to_pylist()
         user_key = client.codec.user_key
         yield [(user_key(key), value, None) for key, value in zip(keys, values, strict=True)]

@@ -22,6 +22,7 @@ from tikv_br.report.facts import counted
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
     from tikv_br.compare.files import FilePart
+    from tikv_br.formats.keys.ranges import KeyRange
     from tikv_br.point_in_time import PointOptions, PointSummary
     from tikv_br.progress_events import Reporter
     from tikv_br.restore.options import RestoreOptions
@@ -108,9 +109,9 @@ class RestoreRangeFlags(shared.RangeFlags):
         metavar="START:END",
     )
 
-    def bounds(self) -> tuple[bytes, bytes]:
-        """As `RangeFlags.bounds`."""
-        return shared.RangeFlags.bounds(self._bounded())
+    def key_range(self) -> KeyRange:
+        """As `RangeFlags.key_range`."""
+        return shared.RangeFlags.key_range(self._bounded())
 
     def notice(self, reporter: Reporter) -> None:
         """As `RangeFlags.notice`."""
@@ -256,7 +257,7 @@ def _restore(
     with reporting(name, flags.report) as draft:
         if flags.mode == "put":
             _check_put(flags)
-        first, last = flags.range.bounds()
+        span = flags.range.key_range()
         from tikv_br.restore.inspect import FileCheck
         from tikv_br.restore.options import Mode, Restamp, RestoreOptions, Via
         from tikv_br.tasks.executor import ExecutorOptions
@@ -266,8 +267,7 @@ def _restore(
             RestoreOptions,
             cluster=flags.cluster.config(),
             storage=storage,
-            start=first,
-            end=last,
+            span=span,
             rewrite_prefix=_parse_rewrite(flags.rewrite_prefix, flags.range.form),
             mode=Mode(flags.mode),
             via=Via(flags.via),

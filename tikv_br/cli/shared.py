@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tikv_br.backupset.backup_set import BackupSet
     from tikv_br.backupset.index import Index, ListedBackup
     from tikv_br.cluster.config import ClusterConfig, EtcdConfig, TlsFiles
+    from tikv_br.formats.keys.ranges import KeyRange
     from tikv_br.progress_events import Reporter
 
 logger = logging.getLogger(__name__)
@@ -341,8 +342,8 @@ class RangeFlags(KeyFormatFlags):
     end: str = END()
     key_format: KeyForm | None = KEY_FORMAT()
 
-    def bounds(self) -> tuple[bytes, bytes]:
-        """Start and end; an empty end means unbounded. Raises `UsageError`."""
+    def key_range(self) -> KeyRange:
+        """The range of user keys. Raises `UsageError`."""
         return read_range(self.start, self.end, self.form)
 
     def notice(self, reporter: Reporter) -> None:

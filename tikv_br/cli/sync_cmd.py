@@ -71,7 +71,7 @@ class SyncFlags(shared.CommandFlags):
 )
 def follow(flags: SyncFlags) -> None:
     """Replicate changes to another cluster or a file, until stopped."""
-    flags.range.bounds()  # here and below: refuse wrong flags before heavy imports
+    flags.range.key_range()  # here and below: refuse wrong flags before heavy imports
     flags.status.check()
     if flags.mode == "diff":
         _follow_by_diff(flags)
@@ -123,7 +123,9 @@ def _diff_options(flags: SyncFlags) -> DiffModeOptions:
     b = ClusterChoice(ClusterConfig(pd=target.pd, tls=tls, skip_version_check=skip), target.keyspace)
     concurrency = flags.sink.sink_concurrency
     return DiffModeOptions(
-        DiffOptions(a, b, *flags.range.bounds(), keys=0, allow_empty=True, executor="driver", concurrency=concurrency),
+        DiffOptions(
+            a, b, flags.range.key_range(), keys=0, allow_empty=True, executor="driver", concurrency=concurrency
+        ),
         target.check,
         flags.diff.interval,
         flags.diff.exact_every,
@@ -154,7 +156,7 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
         )
     state = flags.state.state(flags.cluster, flags.storage_flags, flags.etcd, target)
     start = flags.start.start(flags.storage_flags)
-    first, last = flags.range.bounds()
+    span = flags.range.key_range()
     from tikv_br.incremental.feed.feed import FeedOptions
     from tikv_br.incremental.pipeline import ReplicateOptions
     from tikv_br.incremental.sync import SyncOptions
@@ -168,8 +170,8 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
         scratch=scratch,
         start=start,
         keyspace=flags.keyspace,
-        start_key=first,
-        end_key=last,
+        start_key=span.start,
+        end_key=span.end,
         gc_ttl=round(flags.feed.gc_ttl),
         sorter_bytes=flags.state.sorter_memory,
         sink=flags.sink.options(flags.cluster),

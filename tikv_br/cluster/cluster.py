@@ -32,6 +32,7 @@ from tikv_br.errors import ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import TXN_MODE, TXN_MODE_END, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Notice, Reporter, silent
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 
@@ -303,8 +304,8 @@ WINDOW = 2 * THREADS
 """Regions that are asked, or wait to be, behind the first one without an answer: at most this many requests are wasted."""
 
 
-def first_rpc_key(cluster: Cluster, keyspace_id: int, start: bytes, end: bytes) -> bytes | None:
-    """The first RPC key of [start, end), a range of one keyspace; None when there is none. An empty end is no end.
+def first_rpc_key(cluster: Cluster, keyspace_id: int, span: KeyRange) -> bytes | None:
+    """The first RPC key of ``span``, a range of one keyspace; None when there is none.
 
     As `RawClient.first_rpc_key`, but with up to `THREADS` requests in parallel. Regions may split, merge and move at the same
     time. Raises as `RawClient`.
@@ -313,8 +314,8 @@ def first_rpc_key(cluster: Cluster, keyspace_id: int, start: bytes, end: bytes) 
     asked: deque[Future[bytes | None]] = deque()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="first-key") as pool:
         try:
-            for part in _parts(cluster, raw.codec, start, end):
-                asked.append(pool.submit(raw.first_rpc_key, *part))
+            for part in _parts(cluster, raw.codec, span):
+                asked.append(pool.submit(raw.first_rpc_key, part))
                 if len(asked) == WINDOW and (found := asked.popleft().result()) is not None:
                     return found
             return next((found for each in asked if (found := each.result()) is not None), None)
@@ -322,15 +323,15 @@ def first_rpc_key(cluster: Cluster, keyspace_id: int, start: bytes, end: bytes) 
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _parts(cluster: Cluster, codec: KeyCodec, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _parts(cluster: Cluster, codec: KeyCodec, span: KeyRange) -> Iterator[KeyRange]:
     """The range, cut at the ends of regions: parts of RPC keys, in order and without gaps."""
-    last = codec.bound(end)
+    start, last = span.start, codec.bound(span.end)
     for region in cluster.pd.each_region(codec.bound(start), last):
         cluster.regions.update([region])
         if (cut := _cut(codec, region, last)) > start:
-            yield start, cut
+            yield KeyRange(start, cut)
             start = cut
-    yield start, end
+    yield KeyRange(start, span.end)
 
 
 def _cut(codec: KeyCodec, region: Region, last: bytes) -> bytes:

@@ -17,6 +17,7 @@ from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import UsageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 if TYPE_CHECKING:
     import grpc
@@ -221,8 +222,7 @@ class RawClient:
 
     def scan_pages(
         self,
-        start_rpc: bytes,
-        end_rpc: bytes,
+        span: KeyRange,
         page_rows: int = PAGE_ROWS,
         *,
         key_only: bool = False,
@@ -231,24 +231,22 @@ class RawClient:
         """Pages of RPC keys and user values of the RPC range; see `scan.scan_pages`."""
         from tikv_br.cluster.scan import scan_pages
 
-        pages = scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only, rate_limit=rate_limit)
+        pages = scan_pages(self._walk_rpc(span), page_rows, key_only=key_only, rate_limit=rate_limit)
         return (page.split() for page in pages)
 
-    def scan_raw_pages(
-        self, start_rpc: bytes, end_rpc: bytes, rate_limit: RateLimit | None = None
-    ) -> Iterator[RawPage]:
+    def scan_raw_pages(self, span: KeyRange, rate_limit: RateLimit | None = None) -> Iterator[RawPage]:
         """The same pages as they came."""
         from tikv_br.cluster.scan import scan_pages
 
-        return scan_pages(self._walk_rpc(start_rpc, end_rpc), PAGE_ROWS, rate_limit=rate_limit)
+        return scan_pages(self._walk_rpc(span), PAGE_ROWS, rate_limit=rate_limit)
 
-    def first_rpc_key(self, start_rpc: bytes, end_rpc: bytes) -> bytes | None:
+    def first_rpc_key(self, span: KeyRange) -> bytes | None:
         """The first RPC key of an RPC range; None when there is none. Unlike `scan_pages` it loads no kernels."""
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
             return _one_key(store, kvrpcpb_pb2.RawScanRequest(context=context, start_key=start, end_key=end))
 
-        walk = self._walk_rpc(start_rpc, end_rpc)
+        walk = self._walk_rpc(span)
         while not walk.done:
             found, reached = walk.send_part(send, "RawScan")
             if found is not None:
@@ -279,10 +277,10 @@ class RawClient:
 
     def walk(self, start: bytes, end: bytes) -> RangeWalk:
         """A cursor over a range of user keys, region by region."""
-        return self._walk_rpc(*self.codec.rpc_range(start, end))
+        return self._walk_rpc(self.codec.rpc_range(KeyRange(start, end)))
 
-    def _walk_rpc(self, start: bytes, end: bytes) -> RangeWalk:
-        return RangeWalk(self._router, self.codec, self.cluster_id, start, end)
+    def _walk_rpc(self, span: KeyRange) -> RangeWalk:
+        return RangeWalk(self._router, self.codec, self.cluster_id, span.start, span.end)
 
     def _on_key(self, key: bytes, send: Callable[[StoreClient, kvrpcpb_pb2.Context, bytes], T], what: str) -> T:
         rpc_key = self.codec.rpc_key(key)

@@ -19,6 +19,7 @@ from tikv_br.cluster.store import check_get_ttl
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError
 from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import ScanPage
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class TtlFetcher:
         import pyarrow.compute as pc
 
         first, last = keys[0].as_py(), keys[-1].as_py()
-        pages = [page.keys for page in self._raw.scan_pages(first, last + b"\0", key_only=True)]
+        pages = [page.keys for page in self._raw.scan_pages(KeyRange(first, last + b"\0"), key_only=True)]
         found: Flags = pc.is_in(keys, pa.chunked_array(pages, keys.type)).to_numpy(zero_copy_only=False)
         return found
 

@@ -21,7 +21,7 @@ from tikv_br.compare.sides import ClusterSide, FileRows
 from tikv_br.errors import ChecksumMismatch, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.formats.keys.text import show_key
 from tikv_br.storage.base import ObjectStore
@@ -46,7 +46,7 @@ class FilePart(NamedTuple):
     def rows(self, store: ObjectStore, api_version: ApiVersion) -> tuple[FileRows, KeyRange]:
         """The rows of the file, and the range of user keys in a cluster of the same API version."""
         source, target = (codec_of(api_version, span) for span in (self.file.key_range, self.target))
-        return FileRows(store, self.file, source, target, self.rewrite), KeyRange(*user_range(target, self.target))
+        return FileRows(store, self.file, source, target, self.rewrite), target.user_range(self.target)
 
     def __str__(self) -> str:
         return self.file.name
@@ -140,7 +140,8 @@ class BackupComparison:
     def count_rows(self, span: KeyRange) -> int:
         """The number of rows that the cluster has in a range."""
         codec = codec_of(self._api_version, span)
-        return self._cluster.raw(codec.keyspace_id).checksum(*user_range(codec, span)).total_kvs
+        wanted = codec.user_range(span)
+        return self._cluster.raw(codec.keyspace_id).checksum(wanted.start, wanted.end).total_kvs
 
     def _sides(self, part: FilePart) -> tuple[FileRows, ClusterSide, KeyRange]:
         """Both sides, and the range of user keys in the cluster."""
@@ -233,7 +234,7 @@ def _differing_ranges(part: FilePart, cluster: ClusterSide, report: Report) -> s
     if not report.ranges:
         return ""
     counts, span = report.counts, report.ranges[0].span
-    where = str(KeyRange(*cluster.codec.rpc_range(span.start, span.end)))
+    where = str(cluster.codec.rpc_range(span))
     if len(report.ranges) > 1:
         where += f" and {len(report.ranges) - 1} more ranges"
     return (

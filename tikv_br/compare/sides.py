@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tikv_br.backupset.files import FileEntry
@@ -54,15 +53,11 @@ class ClusterSide:
 
         A store computes a checksum on one processor.
         """
-
-        def request(part: tuple[bytes, bytes]) -> Checksum:
-            return self.raw.checksum(*part)
-
         began = self.now()
-        parts = list(pairwise((span.start, *cuts, span.end)))
-        self._meter.checksums += len(parts)
-        with ThreadPoolExecutor(len(parts), thread_name_prefix="checksum") as pool:
-            sums = sum(pool.map(inherit(request), parts), start=Checksum())
+        starts, ends = (span.start, *cuts), (*cuts, span.end)
+        self._meter.checksums += len(starts)
+        with ThreadPoolExecutor(len(starts), thread_name_prefix="checksum") as pool:
+            sums = sum(pool.map(inherit(self.raw.checksum), starts, ends), start=Checksum())
         return RangeSums(sums, began - CLOCK_SECONDS, self.now() + CLOCK_SECONDS)
 
     def recorded(self, span: KeyRange) -> None:
@@ -77,7 +72,7 @@ class ClusterSide:
         """Half-way between the first and the last key."""
         self._meter.scans += 2
         first, last = (
-            self.raw.first_rpc_key(*self.codec.rpc_range(span.start, span.end)),
+            self.raw.first_rpc_key(self.codec.rpc_range(span)),
             self.raw.last_key(span.start, span.end),
         )
         if first is None or last is None:
@@ -88,7 +83,7 @@ class ClusterSide:
         """The rows of a range, with user keys: batches of ``SCHEMA``."""
         from tikv_br.formats import columns
 
-        for page in self.raw.scan_pages(*self.codec.rpc_range(span.start, span.end)):
+        for page in self.raw.scan_pages(self.codec.rpc_range(span)):
             self._meter.scans += 1
             self._meter.scanned_bytes += page.keys.nbytes + page.values.nbytes
             yield columns.records(columns.user_keys(page.keys, self.codec), page.values)
@@ -160,8 +155,8 @@ class FileRows:
     def _stored_range(self, span: KeyRange) -> KeyRange:
         """The RPC keys of a range in the file."""
         if self.rewrite.changes:
-            return self.rewrite.reversed.range(KeyRange(*self.target.rpc_range(span.start, span.end)))
-        return KeyRange(*self.codec.rpc_range(span.start, span.end))
+            return self.rewrite.reversed.range(self.target.rpc_range(span))
+        return self.codec.rpc_range(span)
 
 
 class RowsSide:
@@ -230,7 +225,7 @@ class RowsSide:
     def _within(self, span: KeyRange) -> pa.RecordBatch:
         from tikv_br.formats.rows import within
 
-        return within(self._rows, span.start, span.end)
+        return within(self._rows, span)
 
 
 Side = ClusterSide | RowsSide

@@ -14,7 +14,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum, FoldedRows, checksum, checksums
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import RawPage, ScanPage
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Converter:
 
     def target_range(self, interval: KeyRange) -> KeyRange:
         """The target's RPC range of an RPC range of the source."""
-        return KeyRange(*self.target.rpc_range(*user_range(self.source, interval)))
+        return self.target.rpc_range(self.source.user_range(interval))
 
     def first_key(self, page: RawPage) -> bytes:
         """The target's RPC key of a page's first row. Raises `DamagedBytes` for a key outside the source's keyspace."""

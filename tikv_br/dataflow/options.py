@@ -12,6 +12,7 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.resume_options import MAY_CHANGE, compared_as
@@ -71,8 +72,8 @@ class BackupOptions:
     storage: StorageLocation = field(metadata=MAY_CHANGE)
     dst_api_version: ApiVersion | None = field(default=None, metadata=compared_as("dst_api_version"))
     """API version of the backup's files; None = the cluster's own."""
-    ranges: tuple[tuple[bytes, bytes], ...] = field(default=(), metadata=compared_as("source_ranges"))
-    """Start and end of each range; they must not overlap. Empty = all keys."""
+    ranges: tuple[KeyRange, ...] = field(default=(), metadata=compared_as("source_ranges"))
+    """They must not overlap. Empty = all keys."""
     keyspaces: tuple[str, ...] = field(default=(), metadata=compared_as("source_ranges"))
     """Ids, names, or ``all`` (every keyspace with data); API V2 only. Empty = keyspace 0. All ``ranges`` apply to each."""
     compression: Compression = field(default=Compression.ZSTD, metadata=compared_as("compression"))
@@ -130,14 +131,14 @@ class BackupOptions:
 
     def _check_ranges(self) -> None:
         ordered = sorted(self.ranges)
-        for start, end in ordered:
-            if end and start >= end:
+        for span in ordered:
+            if span.is_empty:
                 raise UsageError(
-                    f"--start must be below --end, also in each --range: {show_key(start, 'text')} is not below {show_key(end, 'text')}",
+                    f"--start must be below --end, also in each --range: {show_key(span.start, 'text')} is not below {show_key(span.end, 'text')}",
                     hint=r"In --range a colon of a key is written as \x3a.",
                 )
-        for (start, end), (next_start, _) in pairwise(ordered):
-            if not end or end > next_start:
+        for span, following in pairwise(ordered):
+            if not span.end or span.end > following.start:
                 raise UsageError(
-                    f"--range {show_key(start, 'text')}:{show_key(end, 'text')} overlaps the range that starts at {show_key(next_start, 'text')}"
+                    f"--range {show_key(span.start, 'text')}:{show_key(span.end, 'text')} overlaps the range that starts at {show_key(following.start, 'text')}"
                 )

@@ -15,7 +15,7 @@ from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, RAW_MODE, RAW_MODE_END, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
 
 MIB = 1 << 20
@@ -28,10 +28,9 @@ REGION_OVERHEAD = 1 * MIB
 
 
 class Interval(NamedTuple):
-    """The range of one task: RPC keys ``[start, end)``, ``end`` ``b""`` = unbounded."""
+    """The range of one task."""
 
-    start: bytes
-    end: bytes
+    span: KeyRange
     size: int
     """Approximate bytes, each region counted with at least `REGION_OVERHEAD`."""
     regions: int
@@ -42,26 +41,24 @@ def task_bytes(total_bytes: int, concurrency: int) -> int:
     return min(max(total_bytes // (concurrency * TASKS_PER_SLOT), SMALLEST_TASK), LARGEST_TASK)
 
 
-def plan_intervals(
-    regions: RegionColumns, codec: KeyCodec, start: bytes, end: bytes, wanted_bytes: int
-) -> list[Interval]:
-    """Cut RPC range ``[start, end)`` at region starts into intervals of about ``wanted_bytes``.
+def plan_intervals(regions: RegionColumns, codec: KeyCodec, span: KeyRange, wanted_bytes: int) -> list[Interval]:
+    """Cut an RPC range at region starts into intervals of about ``wanted_bytes``.
 
     ``regions`` must overlap the range. A region larger than ``wanted_bytes`` is not divided. A region start
     that is not an encoded key (PD can be made to split anywhere) is not used as a cut.
     """
     intervals: list[Interval] = []
-    opened, size, count = start, 0, 0
+    opened, size, count = span.start, 0, 0
     for index, region_bytes in enumerate(regions.sizes):
         weight = max(region_bytes, REGION_OVERHEAD)
         if count and size + weight // 2 > wanted_bytes:
             cut = cut_at(regions.start(index), codec)
-            if cut > opened and (not end or cut < end):
-                intervals.append(Interval(opened, cut, size, count))
+            if cut > opened and (not span.end or cut < span.end):
+                intervals.append(Interval(KeyRange(opened, cut), size, count))
                 opened, size, count = cut, 0, 0
         size += weight
         count += 1
-    intervals.append(Interval(opened, end, size, count))
+    intervals.append(Interval(KeyRange(opened, span.end), size, count))
     return intervals
 
 
@@ -78,11 +75,7 @@ def plan_by_regions(
             regions = cluster.pd_http.regions(codec.bound(whole.start), codec.bound(whole.end))
             sized += [(part, regions.overlapping(codec.bound(part.start), codec.bound(part.end))) for part in parts]
     task_size = task_bytes(sum(regions.total_bytes for _, regions in sized), slots)
-    return [
-        interval
-        for part, regions in sized
-        for interval in plan_intervals(regions, codec, part.start, part.end, task_size)
-    ]
+    return [interval for part, regions in sized for interval in plan_intervals(regions, codec, part, task_size)]
 
 
 def plan_by_sizes(part: KeyRange, sizes: Sequence[tuple[bytes, int]], wanted: int) -> list[Interval]:
@@ -93,12 +86,12 @@ def plan_by_sizes(part: KeyRange, sizes: Sequence[tuple[bytes, int]], wanted: in
         if part.end and key >= part.end:
             break
         if key > start and count and filled + size // 2 > wanted:
-            intervals.append(Interval(start, key, filled, count))
+            intervals.append(Interval(KeyRange(start, key), filled, count))
             start, filled, count = key, 0, 0
         if key >= part.start:
             filled += size
             count += 1
-    return [*intervals, Interval(start, part.end, filled, count)]
+    return [*intervals, Interval(KeyRange(start, part.end), filled, count)]
 
 
 def spread_sizes(parts: Sequence[tuple[bytes, bytes, int]], cuts: Iterable[bytes]) -> list[tuple[bytes, int]]:
@@ -138,8 +131,8 @@ def source_ranges(options: BackupOptions, cluster: Cluster, target: ApiVersion) 
             hint="Back them up in separate runs, each to a separate path.",
         )
     codecs = [KeyCodec(cluster.api_version, keyspace) for keyspace in keyspaces]
-    ranges = options.ranges or ((b"", b""),)
-    return tuple(sorted(KeyRange(*codec.rpc_range(*each)) for codec in codecs for each in ranges))
+    ranges = options.ranges or (EVERY_KEY,)
+    return tuple(sorted(codec.rpc_range(each) for codec in codecs for each in ranges))
 
 
 def require_rows(
@@ -151,7 +144,7 @@ def require_rows(
 
     def is_empty(span: KeyRange) -> bool:
         keyspace = codec_of(cluster.api_version, span).keyspace_id
-        return first_rpc_key(cluster, keyspace, span.start, span.end) is None
+        return first_rpc_key(cluster, keyspace, span) is None
 
     empty = [span for span in spans if is_empty(span)]
     if len(empty) == len(spans):
@@ -164,7 +157,7 @@ def keyspaces_with_data(raw: RawClient) -> Iterator[int]:
     """The ids of all keyspaces with a live key, registered in PD or not; one request each."""
     start: bytes | None = RAW_MODE + bytes(PREFIX_SIZE - 1)
     while start is not None:
-        key = raw.first_rpc_key(start, RAW_MODE_END)
+        key = raw.first_rpc_key(KeyRange(start, RAW_MODE_END))
         if key is None:
             return
         found = int.from_bytes(key[1:PREFIX_SIZE], "big")

@@ -34,7 +34,7 @@ def scan_rows(
     """
     from tikv_br.formats import columns
 
-    for page in Prefetcher(raw.scan_pages(span.start, span.end, rate_limit=rate_limit)):
+    for page in Prefetcher(raw.scan_pages(span, rate_limit=rate_limit)):
         rows, expire_ts = (page, None) if ttls is None else ttls.live_rows(page)
         yield columns.records(columns.user_keys(rows.keys, raw.codec), rows.values, expire_ts=expire_ts)
 

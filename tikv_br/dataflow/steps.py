@@ -133,7 +133,7 @@ def run_backup_tasks(
         return
     options, engine = context.options, context.engine
     context.confirm_locks()
-    tasks = [KeyRange(interval.start, interval.end) for interval in plan]
+    tasks = [interval.span for interval in plan]
     context.session_seconds += run_tasks(
         tasks,
         function,

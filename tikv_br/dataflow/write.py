@@ -20,7 +20,7 @@ from tikv_br.dataflow.task import PhaseSeconds, TaskResult
 from tikv_br.errors import StorageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.errors import DamagedBytes
-from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.rawscan import RawPage
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -270,11 +270,11 @@ class DataFiles:
 
     def _parquet_metadata(self, span: KeyRange) -> dict[str, str]:
         codec = self._converter.target
-        start, end = user_range(codec, span)
+        keys = codec.user_range(span)
         facts = {
             "format_version": PARQUET_FORMAT_VERSION,
             "api_version": codec.api_version.label,
-            "start_key": start.hex(),
-            "end_key": end.hex(),
+            "start_key": keys.start.hex(),
+            "end_key": keys.end.hex(),
         }
         return facts | {"keyspace_id": str(codec.keyspace_id)} if codec.is_v2 else facts

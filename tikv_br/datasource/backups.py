@@ -102,7 +102,7 @@ class BackupReader(DataSourceReader):
             chain = BackupSet.open_any(open_store(self.location)).chain()
             base = chain[0]
             codec = self._codec(base)
-            wanted = [KeyRange(*codec.rpc_range(each.start, each.end)) for each in self.ranges]
+            wanted = [codec.rpc_range(each) for each in self.ranges]
             parts = (
                 (part, intersections([part], wanted))
                 for whole in base.ranges

@@ -219,7 +219,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The wanted RPC keys."""
         if self.ranges is None:
             return list(archive.description.ranges)
-        return [KeyRange(*archive.codec.rpc_range(each.start, each.end)) for each in self.ranges]
+        return [archive.codec.rpc_range(each) for each in self.ranges]
 
     def _offset(self, archive: LogArchive, ts: int) -> Offset:
         description = archive.description
@@ -307,4 +307,4 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if sum(file.total_bytes for file in files) <= self.partition_bytes:
             return [span]
         sizes = file_sizes(archive.store, archive.codec, files)
-        return [KeyRange(each.start, each.end) for each in plan_by_sizes(span, sizes, self.partition_bytes)]
+        return [each.span for each in plan_by_sizes(span, sizes, self.partition_bytes)]

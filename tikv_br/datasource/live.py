@@ -189,11 +189,11 @@ class TikvReader(DataSourceReader):
                     "option ttl: this cluster does not support TTLs (API V1 without storage.enable-ttl)",
                     hint="Leave it out: no key of this cluster expires.",
                 )
-            start, end = codec.rpc_range(self.ranges[0].start, self.ranges[-1].end)
-            regions = cluster.pd_http.regions(codec.bound(start), codec.bound(end))
-            intervals = plan_intervals(regions, codec, start, end, self.partition_bytes)
-        wanted = [KeyRange(*codec.rpc_range(each.start, each.end)) for each in self.ranges]
-        parts = (intersections([KeyRange(each.start, each.end)], wanted) for each in intervals)
+            whole = codec.rpc_range(KeyRange(self.ranges[0].start, self.ranges[-1].end))
+            regions = cluster.pd_http.regions(codec.bound(whole.start), codec.bound(whole.end))
+            intervals = plan_intervals(regions, codec, whole, self.partition_bytes)
+        wanted = [codec.rpc_range(each) for each in self.ranges]
+        parts = (intersections([each.span], wanted) for each in intervals)
         return [RangesPartition(codec, part) for part in parts if part]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import DRIVER_THREADS, ExecutorKind, ExecutorOptions
 from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
@@ -35,9 +36,8 @@ class DiffOptions:
 
     a: ClusterChoice | BackupChoice
     b: ClusterChoice
-    start: bytes = b""
-    """User keys [start, end); an empty end means unbounded."""
-    end: bytes = b""
+    span: KeyRange = EVERY_KEY
+    """Range of user keys."""
     keys: int = 20
     """Maximum number of different keys to list; all are counted."""
     allow_empty: bool = False
@@ -54,7 +54,7 @@ class DiffOptions:
     @property
     def has_choice(self) -> bool:
         """Return whether a range or a keyspace was requested."""
-        return bool(self.start or self.end or self.a.keyspace or self.b.keyspace)
+        return bool(self.span != EVERY_KEY or self.a.keyspace or self.b.keyspace)
 
     @property
     def where(self) -> ExecutorOptions:

@@ -18,7 +18,7 @@ from tikv_br.compare.sides import ClusterSide
 from tikv_br.diff.options import BackupChoice, ClusterChoice
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection, user_range
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Reporter
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -94,13 +94,13 @@ MOST_TASKS = 512
 """Maximum number of tasks; neighbouring units are grouped."""
 
 
-def region_units(wanted: KeyRange, bounds: Iterable[tuple[bytes, bytes]], codec: KeyCodec) -> list[Unit]:
+def region_units(wanted: KeyRange, bounds: Iterable[KeyRange], codec: KeyCodec) -> list[Unit]:
     """Return one unit per region, given by ascending physical bounds, cut to the remaining ``wanted`` range of RPC keys."""
     units, left = [], wanted
-    for start, end in bounds:
-        part = intersection(KeyRange(codec.from_bound(start), codec.from_bound(end)), left)
+    for region in bounds:
+        part = intersection(KeyRange(codec.from_bound(region.start), codec.from_bound(region.end)), left)
         if not part.is_empty:
-            units.append(Unit(KeyRange(*user_range(codec, part))))
+            units.append(Unit(codec.user_range(part)))
             left = KeyRange(part.end, wanted.end)
     return units
 
@@ -119,7 +119,7 @@ def file_units(
         )
     units = list(_file_parts(inside, files, codec))
     spans = [file.key_range for file in files]
-    units += [Unit(KeyRange(*user_range(codec, gap))) for part in inside for gap in gaps(part, spans)]
+    units += [Unit(codec.user_range(gap)) for part in inside for gap in gaps(part, spans)]
     return sorted(units, key=lambda unit: unit.span)
 
 
@@ -134,4 +134,4 @@ def _file_parts(inside: Iterable[KeyRange], files: Sequence[FileEntry], codec: K
         for file in files:
             part = intersection(file.key_range, each)
             if not part.is_empty:
-                yield Unit(KeyRange(*user_range(codec, part)), file)
+                yield Unit(codec.user_range(part), file)

@@ -74,10 +74,10 @@ def plan_ranges(context: DiffContext) -> None:
     """Follow the regions of a cluster, or the files of a backup."""
     options, place = context.options, context.a
     codec = place.codec
-    wanted = KeyRange(*codec.rpc_range(options.start, options.end))
+    wanted = codec.rpc_range(options.span)
     if isinstance(place, ClusterPlace):
         regions = context.clusters.get(place.config).pd.each_region(codec.bound(wanted.start), codec.bound(wanted.end))
-        context.units = places.region_units(wanted, ((region.start, region.end) for region in regions), codec)
+        context.units = places.region_units(wanted, (KeyRange(region.start, region.end) for region in regions), codec)
     elif context.backup is not None:
         context.units = places.file_units(wanted, context.backup.ranges, context.backup.files, codec)
 
@@ -103,7 +103,7 @@ def look_for_rows(context: DiffContext) -> None:
         and not options.allow_empty
         and not found.sums.total_kvs + found.counts.total + found.counts.expiring
     ):
-        span = KeyRange(*context.a.codec.rpc_range(options.start, options.end))
+        span = context.a.codec.rpc_range(options.span)
         raise NothingMatched(f"neither side has a row {describe_ranges(context.a.codec.api_version, [span])}")
 
 

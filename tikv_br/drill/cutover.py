@@ -171,7 +171,7 @@ def compare_live(clusters: ClusterPool, options: DiffOptions, catch_up: CatchUp,
 
 
 def _compare_again(options: DiffOptions, span: KeyRange, reporter: Reporter) -> DiffResult:
-    return diff(replace(options, keys=MAX_KEYS, start=span.start, end=span.end), reporter)
+    return diff(replace(options, keys=MAX_KEYS, span=span), reporter)
 
 
 def _spans(found: Sequence[DiffResult]) -> list[KeyRange]:

@@ -29,7 +29,7 @@ SAFE_POINT_SECONDS = 60
 
 def delete_range(context: DrillContext) -> None:
     """Delete the range in the target, in each keyspace of the backup."""
-    context.destination.delete(context.options.start, context.options.end)
+    context.destination.delete(context.options.span)
 
 
 def copy_damaged(context: DrillContext) -> None:

@@ -17,7 +17,7 @@ from tikv_br.compare.sides import ClusterSide
 from tikv_br.dataflow.merge import MergeSources
 from tikv_br.drill.context import DrillContext
 from tikv_br.errors import DifferencesFound, OutsideRestoreWindow, UsageError
-from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.patience import wait_until
 from tikv_br.report.facts import Compared, counted
 
@@ -76,7 +76,7 @@ class SourceComparison:
 
         keys: list[pa.LargeBinaryArray] = []
         ours = (restored.slice(first, BATCH_ROWS) for first in range(0, restored.num_rows, BATCH_ROWS))
-        theirs = ClusterSide(self._raw, self._meter).pages(KeyRange(*user_range(self._raw.codec, span)))
+        theirs = ClusterSide(self._raw, self._meter).pages(self._raw.codec.user_range(span))
         for found in compare_rows(ours, theirs, self._raw.now):
             keys += [found.only_a["key"], found.value["key"], found.only_b]
         if sum(map(len, keys)):

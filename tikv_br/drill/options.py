@@ -16,6 +16,7 @@ from tikv_br.drill.ledger import EntryKind, Remover
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.targets import ClusterTarget, DrillTarget
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.url import StorageLocation
@@ -91,7 +92,7 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class DrillOptions:
-    """One drill. Keys are user keys; an empty end means no end."""
+    """One drill."""
 
     backups: StorageLocation
     """The folder of the backups and their index."""
@@ -106,9 +107,8 @@ class DrillOptions:
     """Removers of what drills to other kinds of targets left."""
     scenario: Scenario = Scenario.LOST_CLUSTER
     objectives: Objectives = field(default_factory=Objectives)
-    start: bytes = b""
-    end: bytes = b""
-    """The range of `Scenario.DELETED_RANGE`."""
+    span: KeyRange = EVERY_KEY
+    """Range of user keys of `Scenario.DELETED_RANGE`."""
     seed: int | None = None
     """Selects the byte that `Scenario.CORRUPT_BACKUP` changes (None = 0), and the time of `Scenario.POINT_IN_TIME` (None = any)."""
     point: PointChoice | None = None
@@ -123,8 +123,7 @@ class DrillOptions:
 
     def check(self) -> None:
         """Raise `UsageError` for options that are invalid for any clusters."""
-        has_range = bool(self.start or self.end)
-        if has_range != (self.scenario is Scenario.DELETED_RANGE):
+        if (self.span != EVERY_KEY) != (self.scenario is Scenario.DELETED_RANGE):
             raise UsageError("--scenario deleted-range needs --start or --end, and no other scenario takes them")
         limits = self.objectives
         recovers = self.scenario not in {Scenario.CORRUPT_BACKUP, Scenario.STALE_SAFE_POINT}

@@ -41,7 +41,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract, user_range
+from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import Compared, counted
@@ -144,12 +144,13 @@ def verify(context: DrillContext) -> None:
     for whole in wanted:
         codec = codec_of(ApiVersion.V2, whole.span)
         raw = cluster.raw(codec.keyspace_id if destination.keyspace is None else destination.keyspace)
-        sums += raw.checksum(*user_range(codec, whole.span))
+        keys = codec.user_range(whole.span)
+        sums += raw.checksum(keys.start, keys.end)
         for interval in plan_by_sizes(whole.span, sizes, INTERVAL_BYTES):
             context.check_lease()
-            span = KeyRange(interval.start, interval.end)
+            span = interval.span
             expected = rows_at(_all_rows(sources, files, span), ts)
-            expiring += _compare(context, raw, meter, KeyRange(*user_range(codec, span)), expected)
+            expiring += _compare(context, raw, meter, codec.user_range(span), expected)
             rows += expected.num_rows
             if source is not None:
                 source.add(span, expected)

@@ -10,7 +10,7 @@ from tikv_br.compare.files import BackupComparison
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.ledger import EntryKind
 from tikv_br.errors import ChecksumMismatch, UsageError
-from tikv_br.formats.keys.ranges import subtract
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, subtract
 from tikv_br.formats.keys.text import format_key
 from tikv_br.progress_events import Event, Reporter, StepStarted
 from tikv_br.report.facts import Compared, counted
@@ -79,16 +79,18 @@ def ownership_reporter(context: DrillContext) -> Reporter:
 def restore_range(context: DrillContext) -> None:
     """Restore the deleted range into a cluster that has the rest. Raises `UsageError` if it has no key."""
     _start_recovery(context)
-    start, end = context.options.start, context.options.end
+    span = context.options.span
     # A real incident happens in the cluster that was backed up, where rows get a new timestamp from the start.
-    restored = _restore(context, start, end, Restamp.ALWAYS).total_kvs
+    restored = _restore(context, span, Restamp.ALWAYS).total_kvs
     if not restored:
         raise UsageError(
             "the backup has no key between --start and --end: there was nothing to restore",
             hint="Pass a range with keys.",
         )
-    span = f"from {format_key(start, 'escaped') or 'the first key'} to {format_key(end, 'escaped') or 'the last'}"
-    context.compared.append(Compared("deleted range and its restore", f"{span}; by the restore", restored, 0))
+    start, end = format_key(span.start, "escaped") or "the first key", format_key(span.end, "escaped") or "the last"
+    context.compared.append(
+        Compared("deleted range and its restore", f"from {start} to {end}; by the restore", restored, 0)
+    )
 
 
 def verify_all(context: DrillContext) -> None:
@@ -155,10 +157,6 @@ def _start_recovery(context: DrillContext) -> None:
     context.measured = replace(context.measured, rpo=max(context.lost_ms - known, 0) / 1000, rpo_method=text)
 
 
-def _restore(
-    context: DrillContext, start: bytes = b"", end: bytes = b"", restamp: Restamp = Restamp.AUTO
-) -> RestoreSummary:
+def _restore(context: DrillContext, span: KeyRange = EVERY_KEY, restamp: Restamp = Restamp.AUTO) -> RestoreSummary:
     options = context.destination.restore_options(context.location, context.restore_state)
-    return restore(
-        replace(options, start=start, end=end, restamp=restamp, allow_empty=True), ownership_reporter(context)
-    )
+    return restore(replace(options, span=span, restamp=restamp, allow_empty=True), ownership_reporter(context))

@@ -20,7 +20,7 @@ from tikv_br.drill.ledger import Creation, EntryKind
 from tikv_br.drill.options import TailOptions
 from tikv_br.errors import CutOverFailed, DrillRemains, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.diff_mode import DiffMode, DiffModeOptions, Pass
 from tikv_br.incremental.handover import FromBackup, service_id
 from tikv_br.incremental.pipeline import Replicator
@@ -37,21 +37,19 @@ GC_TTL = 600
 
 @dataclass(frozen=True, slots=True)
 class FollowedRange:
-    """A range of the backup that is followed from the source to the target. Keys are user keys; an empty end means no end."""
+    """A range of the backup that is followed from the source to the target."""
 
     keyspace: int
-    start: bytes
-    end: bytes
+    span: KeyRange
+    """User keys."""
     target_keyspace: int
 
     @classmethod
     def of(cls, backup: BackupSet, span: KeyRange, target_keyspace: int | None) -> FollowedRange:
         """``span`` has RPC keys; None = rows stay in their keyspace."""
         codec = codec_of(backup.api_version, span)
-        keyspace = codec.keyspace_id
-        return cls(
-            keyspace, *user_range(codec, span), target_keyspace=keyspace if target_keyspace is None else target_keyspace
-        )
+        target = codec.keyspace_id if target_keyspace is None else target_keyspace
+        return cls(codec.keyspace_id, codec.user_range(span), target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +263,7 @@ def diff_options(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
     """A comparison of the source with the target."""
     source = ClusterChoice(plan.source, str(followed.keyspace))
     target = ClusterChoice(plan.target, str(followed.target_keyspace))
-    return DiffOptions(source, target, followed.start, followed.end, allow_empty=True, executor="driver")
+    return DiffOptions(source, target, followed.span, allow_empty=True, executor="driver")
 
 
 def _sync_options(plan: TailPlan, followed: FollowedRange, name: str) -> SyncOptions:
@@ -277,8 +275,8 @@ def _sync_options(plan: TailPlan, followed: FollowedRange, name: str) -> SyncOpt
         scratch=plan.options.scratch,
         start=FromBackup(plan.backup),
         keyspace=str(followed.keyspace),
-        start_key=followed.start,
-        end_key=followed.end,
+        start_key=followed.span.start,
+        end_key=followed.span.end,
         gc_ttl=GC_TTL,
         feed=plan.options.feed,
         fence=plan.check_lease,

@@ -22,7 +22,7 @@ from tikv_br.drill.ledger import Creation, EntryKind, OwnedRows
 from tikv_br.errors import ClusterError, ClusterUnfit, DrillRemains, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import RAW_MODE_END, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.report.facts import counted
@@ -66,7 +66,7 @@ class Destination:
         keyspace = "" if self.keyspace is None else str(self.keyspace)
         return RestoreOptions(self.cluster, storage, to_keyspace=keyspace, state=state, command="drill run")
 
-    def delete(self, start: bytes, end: bytes) -> None:
+    def delete(self, span: KeyRange) -> None:
         """Delete a range of user keys in each keyspace that the drill owns here.
 
         The first half of the rows is deleted one by one, which leaves tombstones in API V2, the rest by RawDeleteRange.
@@ -74,9 +74,9 @@ class Destination:
         with Cluster.connect(self.cluster) as cluster:
             for owned in self.ranges:
                 codec = codec_of(self.api_version, owned)
-                span = intersection(owned, KeyRange(*codec.rpc_range(start, end)))
-                if not span.is_empty:
-                    delete_range(cluster, self.api_version, _delete_first_half(cluster, codec, span))
+                part = intersection(owned, codec.rpc_range(span))
+                if not part.is_empty:
+                    delete_range(cluster, self.api_version, _delete_first_half(cluster, codec, part))
 
     def check_empty(self) -> None:
         """Raise `TargetNotEmpty` unless the keyspace, or else the whole cluster, holds no key."""
@@ -305,7 +305,7 @@ def whole_cluster(api_version: ApiVersion) -> KeyRange:
 def first_key(cluster: Cluster, ranges: Sequence[KeyRange]) -> bytes | None:
     """The first RPC key in any of the ranges; None if all are empty."""
     for span in ranges:
-        found = first_rpc_key(cluster, 0, span.start, span.end)  # RPC keys name their keyspace
+        found = first_rpc_key(cluster, 0, span)  # RPC keys name their keyspace
         if found is not None:
             return found
     return None
@@ -316,21 +316,23 @@ def delete_range(cluster: Cluster, api_version: ApiVersion, span: KeyRange) -> N
     if span.is_empty:
         return
     codec = codec_of(api_version, span)
-    cluster.raw(codec.keyspace_id).delete_range(*user_range(codec, span))
+    keys = codec.user_range(span)
+    cluster.raw(codec.keyspace_id).delete_range(keys.start, keys.end)
 
 
 def _delete_first_half(cluster: Cluster, codec: KeyCodec, span: KeyRange) -> KeyRange:
     """Delete the first half of the rows of a range one by one; returns the range of the others."""
     raw = cluster.raw(codec.keyspace_id)
-    left = (raw.checksum(*user_range(codec, span)).total_kvs + 1) // 2
+    keys = codec.user_range(span)
+    left = (raw.checksum(keys.start, keys.end).total_kvs + 1) // 2
     start = span.start
-    for page in raw.scan_pages(span.start, span.end, key_only=True):
+    for page in raw.scan_pages(span, key_only=True):
         if not left:
             break
-        keys = [codec.user_key(key) for key in page.keys[:left].to_pylist()]
-        raw.batch_delete(keys)
-        left -= len(keys)
-        start = codec.rpc_key(keys[-1] + b"\0")
+        deleted = [codec.user_key(key) for key in page.keys[:left].to_pylist()]
+        raw.batch_delete(deleted)
+        left -= len(deleted)
+        start = codec.rpc_key(deleted[-1] + b"\0")
     return KeyRange(start, span.end)
 
 
@@ -345,7 +347,7 @@ def _owned_ranges(backup: BackupSet, keyspace: int | None) -> tuple[KeyRange, ..
             hint="Use --target-pd with an empty cluster, or a backup of one keyspace.",
         )
     codec = keyspace_codec(backup.api_version, keyspace, "--target-keyspace")
-    return (KeyRange(*codec.rpc_range(b"", b"")),)
+    return (codec.rpc_range(),)
 
 
 def _rows_of(creation: Creation) -> OwnedRows:

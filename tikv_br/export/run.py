@@ -113,9 +113,9 @@ def open_source(context: ExportContext) -> None:
 def _open_backup(context: ExportContext, sources: MergeSources) -> None:
     base, read = sources.base, context.options.read
     codec = _keyspace(base, read.keyspaces)
-    keyspace = KeyRange(*codec.rpc_range(b"", b""))
+    keyspace = codec.rpc_range()
     covered = [part for each in base.ranges if not (part := intersection(each, keyspace)).is_empty]
-    context.ranges = tuple(sorted(KeyRange(*codec.rpc_range(*each)) for each in read.ranges)) or tuple(sorted(covered))
+    context.ranges = tuple(sorted(codec.rpc_range(each) for each in read.ranges)) or tuple(sorted(covered))
     missing = [gap for span in context.ranges for gap in gaps(span, covered)]
     if missing or not context.ranges:
         raise UsageError(
@@ -235,8 +235,7 @@ def copy(context: ExportContext) -> None:
         limit = RateLimit(options.read.rate_limit).share(engine.executor, engine.slots, len(context.plan))
         source = ClusterSource(source.config, source.codec, source.with_ttl, limit)
     tasks = [
-        ExportTask(KeyRange(interval.start, interval.end), part_name(number, options.format))
-        for number, interval in enumerate(context.plan)
+        ExportTask(interval.span, part_name(number, options.format)) for number, interval in enumerate(context.plan)
     ]
     concurrency = engine.slots if engine.executor == "driver" else options.read.concurrency
     context.session_seconds = run_tasks(

@@ -19,6 +19,7 @@ from rocksdict import BlockBasedOptions, ChecksumType, DBCompressionType, Option
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, errorpb_pb2, kvrpcpb_pb2
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import RAW_MODE, RAW_MODE_END, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.playground import external_storage
 from tikv_br.playground.encoding import LiveRow, data_range, encoding_of, v2_ts
 from tikv_br.playground.external_storage import CipherFault, ExternalStorage, StorageFault, open_for
@@ -221,10 +222,10 @@ class _Task:
         stored = self._node.engine.iterate(*data_range(self._codec.bound(span.start), self._codec.bound(span.end)))
         counted = self._node.release.counts_backups
         rows = encoding_of(source, self._node.release).live_rows(stored, self._node.now() if counted else 0)
-        start, end = span.start, span.end
+        covered = KeyRange(span.start, span.end)
         if source is not target:
             rows = _to_v2(rows)
-            start, end = KeyCodec(target).rpc_range(start, end)
+            covered = KeyCodec(target).rpc_range(covered)
         options = sst_options(self._request.compression_type, self._request.compression_level)
         with tempfile.TemporaryDirectory(dir=self._node.data_dir, prefix="backup-") as folder:
             path = Path(folder) / "region.sst"
@@ -232,9 +233,9 @@ class _Task:
             summary = write_sst(properties.watch(rows), path, options, counted=counted)
             if summary is not None:
                 data = with_properties(path.read_bytes(), properties.found())
-                yield self._save(span, data, summary, start, end)
+                yield self._save(span, data, summary, covered)
 
-    def _save(self, span: _RegionSpan, plain: bytes, summary: SstSums, start: bytes, end: bytes) -> brpb_pb2.File:
+    def _save(self, span: _RegionSpan, plain: bytes, summary: SstSums, covered: KeyRange) -> brpb_pb2.File:
         iv = secrets.token_bytes(external_storage.IV_SIZE)  # reported for plain files, too
         data = external_storage.crypt(self._request.cipher_info, iv, plain)
         name = self._name(span)
@@ -245,8 +246,8 @@ class _Task:
         return brpb_pb2.File(
             name=name,
             sha256=hashlib.sha256(data).digest(),
-            start_key=start,
-            end_key=end,
+            start_key=covered.start,
+            end_key=covered.end,
             crc64xor=summary.crc64xor,
             total_kvs=summary.total_kvs,
             total_bytes=summary.total_bytes,

@@ -35,7 +35,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.rewrite import Rewrite, encoded_prefix
 from tikv_br.restore.options import Via
 from tikv_br.restore.plan import IngestResult
@@ -116,8 +116,8 @@ class Download:
         help, `BackupDamaged`, `StorageObjectMissing` and `StorageDenied` for what the stores say of the file, `StorageUnreachable`
         where the storage fails them in another way, which may pass.
         """
-        start, end = self._rewrite.bounds(self._codec, span)
-        meta.range.CopyFrom(import_sstpb_pb2.Range(start=start, end=end))
+        wanted = self._rewrite.storage_range(self._codec, span)
+        meta.range.CopyFrom(import_sstpb_pb2.Range(start=wanted.start, end=wanted.end))
         meta.length, meta.end_key_exclusive, meta.cipher_iv = self._file.size, True, self._file.cipher_iv
         self.downloads += sum((meta.uuid, peer.store_id) not in self._fetched for peer in region.peers)
         download = inherit(self._download)
@@ -204,17 +204,17 @@ class _RowCursor:
         """Return whether no row at or above ``start`` was skipped."""
         return self._end is not None and start >= self._end
 
-    def within(self, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
-        """The rows of ``[start, end)``, ``end`` ``b""`` = unbounded; rows before it are skipped."""
+    def within(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
+        """The rows in a range of user keys; rows before it are skipped."""
         from tikv_br.formats.rows import within
 
-        self._end = end or None
+        self._end = span.end or None
         while True:
             batch = self._rest if self._rest is not None else next(self._batches, None)
             if batch is None:
                 return
-            self._rest = batch if end and batch["key"][-1].as_py() >= end else None
-            rows = within(batch, start, end)
+            self._rest = batch if span.end and batch["key"][-1].as_py() >= span.end else None
+            rows = within(batch, span)
             if rows.num_rows:
                 yield rows
             if self._rest is not None:
@@ -292,10 +292,10 @@ class Upload:
 
     def _rows(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
         """The rows in ``span``: the file is read once for all regions, unless a region is retried."""
-        start, end = user_range(self._codec, span)
-        if not self._walk.is_before(start):
+        wanted = self._codec.user_range(span)
+        if not self._walk.is_before(wanted.start):
             self._walk = _RowCursor(self._all_rows())
-        yield from self._walk.within(start, end)
+        yield from self._walk.within(wanted)
 
     def _all_rows(self) -> Iterator[pa.RecordBatch]:
         """The newest row of each key of the part, under the name and with the timestamp that it gets."""

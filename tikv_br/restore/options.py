@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.restore.inspect import FileCheck
 from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.url import StorageLocation
@@ -48,12 +49,12 @@ class Restamp(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
-    """Options of one restore. Keys are user keys; an empty end means unbounded."""
+    """Options of one restore. Keys are user keys."""
 
     cluster: ClusterConfig = field(metadata=compared_as("id"))
     storage: StorageLocation = field(metadata=compared_as("id"))
-    start: bytes = field(default=b"", metadata=MAY_CHANGE)
-    end: bytes = field(default=b"", metadata=MAY_CHANGE)
+    span: KeyRange = field(default=EVERY_KEY, metadata=MAY_CHANGE)
+    """Range to restore."""
     keyspace: int | None = field(default=None, metadata=MAY_CHANGE)
     """Keyspace of the backup to restore (API V2); None = all."""
     via: Via = field(default=Via.AUTO, metadata=MAY_CHANGE)

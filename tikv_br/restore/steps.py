@@ -48,7 +48,7 @@ from tikv_br.errors import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, intersection, subtract
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite
 from tikv_br.formats.keys.text import show_both
 from tikv_br.progress_events import Notice
@@ -80,7 +80,7 @@ def plan(context: RestoreContext) -> None:
     """Choose the wanted parts of the files. Raises `UsageError` where there are none, or no store can rename them so."""
     options, backup = context.options, context.backup
     rewriting = bool(options.to_keyspace) or options.rewrite_prefix != (b"", b"")
-    partial = options.start or options.end or rewriting or options.keyspace is not None
+    partial = options.span != EVERY_KEY or rewriting or options.keyspace is not None
     moved_to = _keyspace(context)
     for whole in backup.ranges:
         span, rewrite = whole, UNCHANGED
@@ -88,7 +88,7 @@ def plan(context: RestoreContext) -> None:
             codec = codec_of(backup.api_version, whole)
             if options.keyspace not in {None, codec.keyspace_id}:
                 continue
-            span = intersection(span, KeyRange(*codec.rpc_range(options.start, options.end)))
+            span = intersection(span, codec.rpc_range(options.span))
             rewrite = _rewrite(context, codec, moved_to or codec)
             span = intersection(span, rewrite.source)
         if not span.is_empty:
@@ -403,7 +403,7 @@ def check_target(context: RestoreContext) -> None:
         return
     for span in subtract((each.target for each in context.wanted), may_hold_rows(context)):
         codec = codec_of(context.backup.api_version, span)
-        first = first_rpc_key(context.cluster, codec.keyspace_id, span.start, span.end)
+        first = first_rpc_key(context.cluster, codec.keyspace_id, span)
         if first is None:
             continue
         if context.checkpoint is None and _holds_backup(context):
@@ -463,7 +463,7 @@ def check_files(context: RestoreContext) -> None:
 def look_for_rows(context: RestoreContext) -> None:
     """Refuse an explicit range, keyspace or prefix of which the backup has no row. Raises `NothingMatched`."""
     options, backup = context.options, context.backup
-    explicit = options.start or options.end or options.keyspace is not None or options.rewrite_prefix != (b"", b"")
+    explicit = options.span != EVERY_KEY or options.keyspace is not None or options.rewrite_prefix != (b"", b"")
     spans = [each.span for each in context.wanted]
     if explicit and not options.allow_empty and not has_rows(backup, spans):
         raise nothing_matched("the backup", backup.api_version, spans)

@@ -13,7 +13,6 @@ from tikv_br.formats import columns
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import user_range
 from tikv_br.formats.rows import LiveFilter, from_storage, to_storage, within
 from tikv_br.formats.sst.reader import SstReader
 from tikv_br.formats.sst.source import RandomAccess
@@ -62,11 +61,11 @@ def sum_records(batches: Iterable[pa.RecordBatch], file: FileEntry, codec: KeyCo
     Raises `FormatError` for rows out of order, outside the file's range, or invalid in the API version.
     """
     sums, undeleted = RowSums(), LiveFilter()
-    start, end = user_range(codec, file.key_range)
+    whole = codec.user_range(file.key_range)
     for records in batches:
         alive = undeleted.apply(records)
         to_storage(records, codec)  # raises for rows that are invalid in this API version
-        if within(records, start, end).num_rows < records.num_rows:
+        if within(records, whole).num_rows < records.num_rows:
             raise DamagedBytes("rows outside the file's range")
         sums.add(records, alive, codec.prefix)
     return sums

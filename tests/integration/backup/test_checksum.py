@@ -21,6 +21,7 @@ from tikv_br.dataflow.options import Loss
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import RawPage
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted
 
@@ -146,8 +147,8 @@ def test_a_copy_that_is_wrong_is_found(
     with monkeypatch.context() as patch:
         scan = RawClient.scan_raw_pages
 
-        def lose(raw: RawClient, start: bytes, end: bytes, rate_limit: RateLimit) -> Iterator[RawPage]:
-            return iter(()) if start == b"k100" else scan(raw, start, end, rate_limit)
+        def lose(raw: RawClient, span: KeyRange, rate_limit: RateLimit) -> Iterator[RawPage]:
+            return iter(()) if span.start == b"k100" else scan(raw, span, rate_limit)
 
         patch.setattr(RawClient, "scan_raw_pages", lose)
         with pytest.raises(ChecksumMismatch, match=r"100 only in the cluster.*first key is 6b313030") as raised:

@@ -106,7 +106,7 @@ def test_expiries_are_exact_where_the_stores_files_are_rewritten(
             sources(V2).live,
             dst_api_version=target,
             engine="store",
-            ranges=((b"ttl", b"ttm"),),
+            ranges=(KeyRange(b"ttl", b"ttm"),),
             allow_loss=frozenset(allowed),
         )
         backup(wanted)
@@ -136,7 +136,7 @@ def test_every_conversion_restores(
     restore(RestoreOptions(live.config, wanted.storage))
     expected = rows | (expiring() if source.has_ttl else {})
     prefix = live.raw().codec.prefix
-    pages = list(live.raw().scan_pages(*live.raw().codec.rpc_range(b"", b"")))
+    pages = list(live.raw().scan_pages(live.raw().codec.rpc_range()))
     keys = [key[len(prefix) :] for page in pages for key in page.keys.to_pylist()]
     found = dict(zip(keys, [value for page in pages for value in page.values.to_pylist()], strict=True))
     assert found == expected
@@ -160,15 +160,16 @@ def check_regions(kept: BackupSet, live: LiveCluster, rows: dict[bytes, bytes]) 
     """Each region of the source that holds rows is in the manifest, with its rows counted as the target has them."""
     assert kept.manifest is not None
     theirs, codec = live.raw().codec, KeyCodec(kept.api_version)
-    first, last = map(theirs.bound, theirs.rpc_range(b"", b""))
+    whole = theirs.rpc_range()
+    first, last = theirs.bound(whole.start), theirs.bound(whole.end)
     starts = [region.start for region in live.cluster.pd.scan_regions(first, last) if region.start > first]
     cuts = [theirs.user_key(theirs.from_bound(start)) for start in starts]
     expected = []
     for start, end in itertools.pairwise((b"", *cuts, b"")):
         here = [codec.rpc_key(key) + value for key, value in rows.items() if start <= key and (not end or key < end)]
         if here:
-            span = codec.rpc_range(start, end)
-            expected.append(RegionPart(*span, len(here), sum(map(len, here))))
+            span = codec.rpc_range(KeyRange(start, end))
+            expected.append(RegionPart(span.start, span.end, len(here), sum(map(len, here))))
     assert list(kept.manifest.regions) == expected
 
 
@@ -195,7 +196,7 @@ def test_a_range_is_cut_to_the_byte(
     sources: Sources, options: Options, rows: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     """Start is inclusive, end exclusive, and neither needs to be a key or a region's bound."""
-    wanted = options(sources(V1).live, dst_api_version=V2, ranges=((b"row00007", b"row00500\0"),))
+    wanted = options(sources(V1).live, dst_api_version=V2, ranges=(KeyRange(b"row00007", b"row00500\0"),))
     summary = backup(wanted).summary
     inside = {key: (value, 0) for key, value in rows.items() if b"row00007" <= key < b"row00500\0"}
     assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == stored(inside, V2, ts=1)
@@ -237,7 +238,7 @@ def test_rows_that_go_before_their_ttl_is_known_are_left_out(sources: Sources, o
         live.raw().delete_range(b"zz", b"zz\xff")
         soon = {b"zz%02d" % number: b"soon" for number in range(20)}
         slow = live.fail("RawGetKeyTTL", {"delay": {"seconds": ttl + 1}}, count=1)
-        wanted = options(live, ranges=((b"zz", b"zz\xff"),), concurrency=1, allow_empty=True)
+        wanted = options(live, ranges=(KeyRange(b"zz", b"zz\xff"),), concurrency=1, allow_empty=True)
         put = functools.partial(live.raw().batch_put, soon, ttl)
         summary = backup(wanted, when(StepStarted, "copy", put)).summary
         scanned = live.hits(slow)
@@ -255,7 +256,7 @@ def test_expiries_from_slow_stores_are_exact(tmp_path: Path, options: Options) -
         rows = [(b"%d-%03d" % (row % 8, row // 8), b"value", 1000 + row) for row in range(2400)]
         put_with_ttls(live.raw(), rows)
         live.fail("RawGetKeyTTL", {"delay": {"seconds": 1}}, count=-1)
-        wanted = options(live, concurrency=8, ranges=tuple((b"%d-" % part, b"%d." % part) for part in range(8)))
+        wanted = options(live, concurrency=8, ranges=tuple(KeyRange(b"%d-" % part, b"%d." % part) for part in range(8)))
         summary = backup(wanted).summary
         assert summary.ranges == 8
     assert summary.seconds > 10
@@ -287,7 +288,7 @@ def test_questions_for_ttls_that_fail_are_asked_again(
     """A few of many requests under way fail; every row still gets its own expiry, not its neighbour's."""
     live, at = sources(V1TTL).live, sources(V1TTL).at
     failing = live.fail("RawGetKeyTTL", action, skip=100, count=3)
-    wanted = options(live, ranges=((b"ttl", b"ttm"),))
+    wanted = options(live, ranges=(KeyRange(b"ttl", b"ttm"),))
     summary = backup(wanted).summary
     assert live.hits(failing) == 3
     live.heal()
@@ -298,7 +299,9 @@ def test_questions_for_ttls_that_fail_are_asked_again(
 
 def test_uncompressed_files_keep_timestamps_too(sources: Sources, options: Options, tmp_path: Path) -> None:
     """Stores always compress: their files are rewritten, and rows keep the ts that a scan would not know."""
-    wanted = options(sources(V2).live, engine="auto", compression=Compression.NONE, ranges=((b"row", b"row01"),))
+    wanted = options(
+        sources(V2).live, engine="auto", compression=Compression.NONE, ranges=(KeyRange(b"row", b"row01"),)
+    )
     summary = backup(wanted).summary
     assert (summary.engine, "uncompressed" in summary.engine_reason) == ("store", True)
     found = rocksdb_rows(Path(wanted.storage.path), tmp_path)

@@ -27,6 +27,7 @@ from tikv_br.errors import (
     TikvBrError,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted
 from tikv_br.storage.open import open_store
 
@@ -178,8 +179,8 @@ def test_a_dry_run_writes_nothing_anywhere(v2: LiveCluster, options: Options) ->
     wanted = options(v2, dry_run=True)
     report = backup(wanted)
     assert report.summary.dry_run
-    assert report.plan[0].start == b"r\0\0\0"
-    assert report.plan[-1].end == b"r\0\0\1"
+    assert report.plan[0].span.start == b"r\0\0\0"
+    assert report.plan[-1].span.end == b"r\0\0\1"
     assert v2.safe_points() == {}
     assert not Path(wanted.storage.path).exists()
 
@@ -187,7 +188,7 @@ def test_a_dry_run_writes_nothing_anywhere(v2: LiveCluster, options: Options) ->
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_range_or_keyspace_without_a_row_is_refused(v2: LiveCluster, options: Options, dry_run: bool) -> None:
     """The bounds are shown as text and in hex, and nothing is written; ranges beside one that has rows are reported only."""
-    wanted = options(v2, ranges=((b"nokey\0", b"nokey\1"),), gc_ttl=0, dry_run=dry_run)
+    wanted = options(v2, ranges=(KeyRange(b"nokey\0", b"nokey\1"),), gc_ttl=0, dry_run=dry_run)
     with pytest.raises(NothingMatched) as raised:
         backup(wanted)
     assert r'no row from "nokey\x00" (hex:6e6f6b657900) to "nokey\x01" (hex:6e6f6b657901)' in raised.value.message
@@ -195,7 +196,10 @@ def test_a_range_or_keyspace_without_a_row_is_refused(v2: LiveCluster, options: 
         backup(options(v2, keyspaces=("77",), dry_run=dry_run))
     assert not Path(wanted.storage.path).exists()
     notices: list[Event] = []
-    backup(options(v2, ranges=((b"", b"nokey"), (b"nokey", b"nokez")), gc_ttl=0, dry_run=dry_run), notices.append)
+    backup(
+        options(v2, ranges=(KeyRange(b"", b"nokey"), KeyRange(b"nokey", b"nokez")), gc_ttl=0, dry_run=dry_run),
+        notices.append,
+    )
     assert any(isinstance(event, Notice) and "(hex:6e6f6b6579)" in event.message for event in notices)
 
 

@@ -22,6 +22,7 @@ from tikv_br.errors import RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import checksum
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import RawPage
 from tikv_br.formats.rows import from_storage
 from tikv_br.formats.sst.compression import Compression
@@ -70,9 +71,9 @@ def test_an_error_in_one_scan_ends_all(server: str, tmp_path: Path, monkeypatch:
     """Nothing of any scan stays in the storage."""
     scan = RawClient.scan_raw_pages
 
-    def failing(self: RawClient, start: bytes, end: bytes, **options: None) -> Iterator[RawPage]:
-        pages = scan(self, start, end, **options)
-        if start and end:  # the scan in the middle, or the first one's rest
+    def failing(self: RawClient, span: KeyRange, **options: None) -> Iterator[RawPage]:
+        pages = scan(self, span, **options)
+        if span.start and span.end:  # the scan in the middle, or the first one's rest
             next(pages)
             raise RequestRefused("a page that cannot be")
         yield from pages

@@ -18,7 +18,7 @@ from tikv_br.dataflow.options import Loss
 from tikv_br.errors import ConversionUnsupported, RequestRefused, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
@@ -48,14 +48,14 @@ def live(clusters: Clusters) -> LiveCluster:
     return live
 
 
-def expected(keyspaces: tuple[int, ...], ranges: tuple[tuple[bytes, bytes], ...], ts: int) -> Rows:
+def expected(keyspaces: tuple[int, ...], ranges: tuple[KeyRange, ...], ts: int) -> Rows:
     """The internal rows of all keyspaces and ranges, at one ts."""
     found: Rows = {}
     for keyspace in keyspaces:
         wanted = {
             key: (value, 0)
             for key, value in rows_of(keyspace).items()
-            if any(start <= key and (not end or key < end) for start, end in ranges)
+            if any(span.start <= key and (not span.end or key < span.end) for span in ranges)
         }
         found |= stored(wanted, V2, keyspace_id=keyspace, ts=ts)
     return found
@@ -65,16 +65,20 @@ def expected(keyspaces: tuple[int, ...], ranges: tuple[tuple[bytes, bytes], ...]
 @pytest.mark.parametrize(
     ("names", "keyspaces", "ranges"),
     [
-        (("all",), KEYSPACES, ((b"", b""),)),
-        (("8", "7", "DEFAULT", "0"), (0, 7, 8), ((b"k050", b"k070"), (b"", b"k010"), (b"k099\0", b""))),
-        (("16777215",), (0xFFFFFF,), ((b"k099\0", b""), (b"", b"k010"))),
+        (("all",), KEYSPACES, (EVERY_KEY,)),
+        (
+            ("8", "7", "DEFAULT", "0"),
+            (0, 7, 8),
+            (KeyRange(b"k050", b"k070"), KeyRange(b"", b"k010"), KeyRange(b"k099\0", b"")),
+        ),
+        (("16777215",), (0xFFFFFF,), (KeyRange(b"k099\0", b""), KeyRange(b"", b"k010"))),
     ],
 )
 def test_every_row_of_every_range_is_there_and_no_other(
     engine: str,
     names: tuple[str, ...],
     keyspaces: tuple[int, ...],
-    ranges: tuple[tuple[bytes, bytes], ...],
+    ranges: tuple[KeyRange, ...],
     live: LiveCluster,
     options: Options,
     tmp_path: Path,
@@ -91,7 +95,7 @@ def test_every_row_of_every_range_is_there_and_no_other(
     kept = BackupSet.open(open_store(wanted.storage))
     assert kept.manifest is not None
     assert kept.manifest.description.keyspaces == keyspaces
-    spans = [KeyRange(*KeyCodec(V2, keyspace).rpc_range(*each)) for keyspace in keyspaces for each in sorted(ranges)]
+    spans = [KeyCodec(V2, keyspace).rpc_range(span) for keyspace in keyspaces for span in sorted(ranges)]
     assert list(kept.ranges) == list(kept.manifest.description.source_ranges) == spans
     meta = brpb_pb2.BackupMeta.FromString((Path(wanted.storage.path) / "backupmeta").read_bytes())
     assert [(part.start_key, part.end_key, part.cf) for part in meta.raw_ranges] == [
@@ -101,7 +105,7 @@ def test_every_row_of_every_range_is_there_and_no_other(
 
 def test_all_that_reads_backups_reads_it(live: LiveCluster, targets: Clusters, options: Options) -> None:
     """Verify at every level, cat, and a restore into another cluster, keyspace by keyspace."""
-    wanted = options(live, keyspaces=("all",), ranges=((b"", b"k010"), (b"k050", b"")))
+    wanted = options(live, keyspaces=("all",), ranges=(KeyRange(b"", b"k010"), KeyRange(b"k050", b"")))
     summary = backup(wanted).summary
     for level in Level:
         cluster = live.config if level is Level.RESTORE else None
@@ -149,13 +153,13 @@ def test_several_ranges_of_a_cluster_without_keyspaces(clusters: Clusters, optio
     """Also for API V1, unbounded at either end."""
     live = clusters(V1)
     load(live, rows_of(0))
-    ranges = ((b"", b"k010"), (b"k090", b""))
+    ranges = (KeyRange(b"", b"k010"), KeyRange(b"k090", b""))
     wanted = options(live, ranges=ranges)
     backup(wanted)
     inside = {key: (value, 0) for key, value in rows_of(0).items() if key < b"k010" or key >= b"k090"}
     assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == stored(inside, V1)
     kept = BackupSet.open(open_store(wanted.storage))
-    assert kept.ranges == tuple(KeyRange(*each) for each in ranges)
+    assert kept.ranges == ranges
 
 
 def test_it_goes_on_after_a_failure(live: LiveCluster, options: Options, tmp_path: Path) -> None:
@@ -172,7 +176,7 @@ def test_it_goes_on_after_a_failure(live: LiveCluster, options: Options, tmp_pat
     ts = summary.backup_ts
     found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
     restamped = {key[:-8] + (ts ^ (2**64 - 1)).to_bytes(8, "big"): value for key, value in found.items()}
-    assert restamped == expected(KEYSPACES, ((b"", b""),), ts)
+    assert restamped == expected(KEYSPACES, (EVERY_KEY,), ts)
     kept = BackupSet.open(open_store(wanted.storage))
     assert {path.name for path in Path(wanted.storage.path).rglob("*.sst")} == {
         file.name.rpartition("/")[2] for file in kept.files

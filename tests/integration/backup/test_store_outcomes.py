@@ -13,6 +13,7 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.sst.reader import SstReader
 from tikv_br.formats.sst.source import MemorySource
@@ -83,7 +84,7 @@ def test_the_compression_is_passed_on(compression: Compression, clusters: Cluste
     """The metadata of the files has the compression."""
     live = clusters(V1)
     load(live, {b"c%d" % number: b"v" * 100 for number in range(100)})
-    wanted = options(live, engine="store", ranges=((b"c", b"d"),), compression=compression)
+    wanted = options(live, engine="store", ranges=(KeyRange(b"c", b"d"),), compression=compression)
     backup(wanted)
     (file,) = Path(wanted.storage.path).rglob("*.sst")
     said = SstReader(MemorySource(file.read_bytes())).table.properties["rocksdb.compression"]
@@ -94,7 +95,7 @@ def test_a_range_is_cut_to_the_byte(clusters: Clusters, options: Options, tmp_pa
     """Start is inclusive, end exclusive, and neither needs to be a key or a region's bound."""
     live = clusters(V1TTL)
     load(live, {key: key for key in (b"ra", b"rb", b"rb\0", b"rc")})
-    wanted = options(live, engine="store", ranges=((b"rb", b"rb\0"),))
+    wanted = options(live, engine="store", ranges=(KeyRange(b"rb", b"rb\0"),))
     assert backup(wanted).summary.total_kvs == 1
     assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == {b"zrb": b"rb" + bytes(8)}
 
@@ -104,7 +105,7 @@ def test_rows_without_ttl_are_found_to_be_so(clusters: Clusters, options: Option
     live: LiveCluster = clusters(V1TTL)
     live.raw().batch_put({b"t%02d" % number: b"v" for number in range(20)}, 100_000)
     for assume, expected in ((True, 0), (False, 20)):
-        wanted = options(live, engine="store", ranges=((b"t", b"u"),), assume_no_ttl=assume)
+        wanted = options(live, engine="store", ranges=(KeyRange(b"t", b"u"),), assume_no_ttl=assume)
         backup(wanted)
         kept = BackupSet.open(open_store(wanted.storage))
         assert sum(file.expiry.total_kvs for file in kept.files) == expected

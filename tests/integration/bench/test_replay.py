@@ -19,6 +19,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.formats.rows import from_storage
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.sst.reader import SstReader
@@ -38,7 +39,7 @@ def test_a_scan_finds_every_row(server: str) -> None:
     """Our scan goes through all regions and finds the rows of the dataset, each once."""
     with Cluster.connect(ClusterConfig(pd=(server,))) as cluster:
         raw = RawClient(cluster.router, KeyCodec(ApiVersion.V1), cluster.cluster_id)
-        pages = list(raw.scan_pages(b"", b"", page_rows=1000))
+        pages = list(raw.scan_pages(EVERY_KEY, page_rows=1000))
     records = DATASET.records()
     assert pa.concat_arrays([page.keys for page in pages]).equals(records["key"])
     assert pa.concat_arrays([page.values for page in pages]).equals(records["value"])

@@ -27,6 +27,7 @@ from tikv_br.drill.options import DrillOptions, PointChoice, Scenario, TailOptio
 from tikv_br.drill.run import drill_steps, report_steps
 from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.backup import back_up_changes, increment_steps
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.progress_events import Reporter
@@ -170,7 +171,7 @@ def drill_options(variant: Variant, folder: Path, source: ClusterConfig, target:
         tail=tail if variant.tail else None,
         removers={Made.PLAYGROUND: lent},
         scenario=variant.scenario,
-        start=b"row" if variant.scenario is Scenario.DELETED_RANGE else b"",
+        span=KeyRange(b"row", b"") if variant.scenario is Scenario.DELETED_RANGE else EVERY_KEY,
         point=PointChoice(LogSource(backups.child("log"), LOG_ID))
         if variant.scenario is Scenario.POINT_IN_TIME
         else None,

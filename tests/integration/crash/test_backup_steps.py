@@ -56,12 +56,13 @@ from tikv_br.cli.main import run
 from tikv_br.dataflow.options import EngineKind
 from tikv_br.errors import BackupPathInUse
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 ENGINES = ("scan", "store")
 SOURCES = ("increment", "log")
-HALVES = ((b"", b"row00010"), (b"row00010", b""))
+HALVES = (KeyRange(b"", b"row00010"), KeyRange(b"row00010", b""))
 """Two intervals, so that one may be finished and the other not."""
 
 

@@ -32,7 +32,6 @@ from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents
 from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import Feed, FeedOptions
 from tikv_br.progress_events import Reporter
 from tikv_br.restore.options import Restamp, RestoreOptions
@@ -97,7 +96,7 @@ def test_a_followed_ingest_broken_at_a_boundary(
     """A feed that runs all the while has every row once the restore is run again, and no resolved-ts comes before its rows."""
     codec, start = target.raw().codec, target.cluster.pd.tso()
     target.cluster.flush_timestamps()
-    span, ingests = KeyRange(*codec.rpc_range(b"", b"")), target.cluster.watched_ingests
+    span, ingests = codec.rpc_range(), target.cluster.watched_ingests
     with Feed(target.cluster, codec, span, start, FeedOptions(hold_back=0.0), ingests=ingests) as feed:
         progress = FeedState(feed)
         progress.until(target.cluster.pd.tso())

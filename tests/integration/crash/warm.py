@@ -21,7 +21,6 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.write import DataFiles
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import ScanPage, parse
 from tikv_br.report.page import _environment
 from tikv_br.storage.open import open_store
@@ -37,7 +36,7 @@ def _load_pages() -> None:
 def _load_kernels() -> None:
     """Compiled code comes from Numba's cache at its first call."""
     codec = KeyCodec(ApiVersion.V2)
-    span = KeyRange(*codec.rpc_range(b"", b""))
+    span = codec.rpc_range()
     answer = kvrpcpb_pb2.RawScanResponse()
     for number in range(3):
         answer.kvs.add(key=codec.rpc_key(b"key-%d" % number), value=b"value")

@@ -103,7 +103,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Api
         def get(version: ApiVersion) -> LiveCluster:
             live = stack.enter_context(live_cluster(tmp_path_factory.mktemp(version.label), version))
             codec = KeyCodec(version)
-            live.split(*(codec.bound(codec.rpc_range(cut, b"")[0]) for cut in CUTS))
+            live.split(*(codec.bound(codec.rpc_key(cut)) for cut in CUTS))
             return live
 
         yield get

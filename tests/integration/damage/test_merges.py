@@ -24,7 +24,6 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import BackupSetError, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.backup import back_up_changes
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.restore.options import RestoreOptions
@@ -55,7 +54,7 @@ class Chain:
 
 def write_log(folder: Path, live: LiveCluster, start_ts: int, end_ts: int, name: bytes) -> Rows:
     """Write a log of several segments of one size; returns the rows that it adds."""
-    span = KeyRange(*KeyCodec(ApiVersion.V2, 0).rpc_range(b"", b""))
+    span = KeyCodec(ApiVersion.V2, 0).rpc_range()
     description = LogDescription(
         LOG_ID, "0.1.0", live.cluster.cluster_id, ApiVersion.V2, 0, (span,), start_ts, 1, has_checkpoint=False
     )

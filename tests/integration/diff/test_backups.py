@@ -22,6 +22,7 @@ from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.errors import BackupDamaged, BackupNotFound, CrypterMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation, parse
@@ -133,12 +134,14 @@ def test_a_range_that_cuts_files(clusters: Clusters, tmp_path: Path) -> None:
     """Only what lies inside is compared; a range that the backup does not have is refused."""
     live = clusters("v2-a")
     fill(live, ROWS)
-    place = back_up(live, tmp_path, ranges=((b"row00100", b"row00900"),))
+    place = back_up(live, tmp_path, ranges=(KeyRange(b"row00100", b"row00900"),))
     live.raw().batch_delete([b"row00050", b"row00200", b"row00300", b"row00950"])
     assert found(diff(asked(place, live))) == dict.fromkeys((b"row00200", b"row00300"), DifferenceKind.ONLY_A)
-    assert found(diff(asked(place, live, start=b"row00250", end=b"row00301"))) == {b"row00300": DifferenceKind.ONLY_A}
+    assert found(diff(asked(place, live, span=KeyRange(b"row00250", b"row00301")))) == {
+        b"row00300": DifferenceKind.ONLY_A
+    }
     with pytest.raises(UsageError, match="no part of the requested range"):
-        diff(asked(place, live, start=b"row00900"))
+        diff(asked(place, live, span=KeyRange(b"row00900", b"")))
 
 
 def test_rows_that_expire_meanwhile(clusters: Clusters, tmp_path: Path) -> None:

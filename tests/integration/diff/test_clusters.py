@@ -15,6 +15,7 @@ from tikv_br.compare.report import DifferenceKind
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.errors import ConversionUnsupported, NothingMatched, UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 
 PAIRS = [
     ("v1-a", "v1-b"),
@@ -116,12 +117,12 @@ def test_ranges_and_limits(clusters: Clusters) -> None:
     assert [difference.key for difference in result.keys] == lost[:5]
     assert result.summary.only_a == len(lost)
     assert result.ranges[0].span.start <= lost[0]
-    part = diff(asked(a, b, start=lost[10], end=lost[20]))
+    part = diff(asked(a, b, span=KeyRange(lost[10], lost[20])))
     assert [difference.key for difference in part.keys] == lost[10:20]
-    assert diff(asked(a, b, start=b"row002")).keys == []
+    assert diff(asked(a, b, span=KeyRange(b"row002", b""))).keys == []
     with pytest.raises(NothingMatched, match=r'neither side has a row from "nokey" \(hex:6e6f6b6579\)'):
-        diff(asked(a, b, start=b"nokey", end=b"nokez"))
-    assert diff(asked(a, b, start=b"nokey", end=b"nokez", allow_empty=True)).summary.rows == 0
+        diff(asked(a, b, span=KeyRange(b"nokey", b"nokez")))
+    assert diff(asked(a, b, span=KeyRange(b"nokey", b"nokez"), allow_empty=True)).summary.rows == 0
 
 
 @pytest.mark.parametrize(("one", "other"), [("v1-a", "v1-b"), ("v1-a", "v2-b")])
@@ -133,8 +134,8 @@ def test_changes_that_cancel_out_are_found_by_exact_only(one: str, other: str, c
     fill(a, rows)
     fill(b, rows | changed)
     start, end = b"order000", b"order050"
-    assert diff(asked(a, b, start=start, end=end)).keys == []
-    exact = diff(asked(a, b, start=start, end=end, exact=True))
+    assert diff(asked(a, b, span=KeyRange(start, end))).keys == []
+    exact = diff(asked(a, b, span=KeyRange(start, end), exact=True))
     assert found(exact) == dict.fromkeys(changed, DifferenceKind.VALUE)
 
 

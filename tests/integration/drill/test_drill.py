@@ -90,7 +90,7 @@ def test_a_missed_objective_is_an_error_of_its_own(options: DrillOptions) -> Non
 
 def test_a_deleted_range_is_restored_alone(options: DrillOptions) -> None:
     """The target has lost a range and gets it back, and equals the backup again."""
-    report = drill(replace(options, scenario=Scenario.DELETED_RANGE, start=b"row00100", end=b"row00300"))
+    report = drill(replace(options, scenario=Scenario.DELETED_RANGE, span=KeyRange(b"row00100", b"row00300")))
     assert report.verdict is DrillVerdict.PASSED
     assert report.value("keys") == len(ROWS)
     assert report.trend[-1].speed is None  # the time is that of a part
@@ -105,7 +105,7 @@ def test_a_range_is_deleted_row_by_row_and_as_a_range(tmp_path: Path, end: bytes
     with live_cluster(tmp_path / "target", ApiVersion.V2) as live:
         live.raw().batch_put(rows)
         codec = KeyCodec(ApiVersion.V2)
-        Destination(live.config, ApiVersion.V2, (KeyRange(*codec.rpc_range(b"", b"")),)).delete(b"row00000", end)
+        Destination(live.config, ApiVersion.V2, (codec.rpc_range(),)).delete(KeyRange(b"row00000", end))
         deleted = [key for key in rows if key < end]
         assert contents(live) == {key: rows[key] for key in rows if key >= end}
         tombstones = [key for key in rows if live.raw().has_tombstone(key)]
@@ -115,7 +115,7 @@ def test_a_range_is_deleted_row_by_row_and_as_a_range(tmp_path: Path, end: bytes
 def test_a_range_without_a_key_proves_nothing(options: DrillOptions) -> None:
     """Nothing was deleted and nothing restored: that is no recovery that worked."""
     with pytest.raises(UsageError, match="no key between"):
-        drill(replace(options, scenario=Scenario.DELETED_RANGE, start=b"row00100a", end=b"row00100b"))
+        drill(replace(options, scenario=Scenario.DELETED_RANGE, span=KeyRange(b"row00100a", b"row00100b")))
     assert_nothing_left(options)
 
 

@@ -16,6 +16,7 @@ from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill
 from tikv_br.errors import BackupDamaged, DamageNotFound, HandOverNotRefused, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 
 
@@ -57,7 +58,7 @@ def test_a_damaged_backup_fails_the_recovery_of_a_cluster_and_of_a_range(options
     assert (failed["trouble"]["exit_code"], failed["trouble"]["step"]) == (32, "restore")
     assert [phase["ended_well"] for phase in failed["phases"] if not phase["inside"]].count(False) == 1
     text = fail(
-        replace(newest, scenario=Scenario.DELETED_RANGE, start=b"row00100", end=b"row00300"), BackupDamaged, page
+        replace(newest, scenario=Scenario.DELETED_RANGE, span=KeyRange(b"row00100", b"row00300")), BackupDamaged, page
     )
     assert "A range of keys was deleted" in text
     assert "in the step “restore everything”" in text

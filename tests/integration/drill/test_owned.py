@@ -27,6 +27,7 @@ from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
 from tikv_br.errors import BackupDamaged, ObjectivesMissed, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import MAX_KEYSPACE
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
 from tikv_br.report.facts import DrillVerdict
@@ -108,8 +109,7 @@ def test_a_drill_in_a_scratch_keyspace_leaves_it_empty(
             options,
             scenario=scenario,
             objectives=Objectives() if corrupt else asked,
-            start=b"row00100" if ranged else b"",
-            end=b"row00300" if ranged else b"",
+            span=KeyRange(b"row00100", b"row00300") if ranged else EVERY_KEY,
         )
     )
     assert found.verdict is DrillVerdict.PASSED

@@ -35,6 +35,7 @@ from tikv_br.errors import (
     UsageError,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
@@ -161,7 +162,7 @@ def test_several_ranges_are_followed(options: DrillOptions, source: LiveCluster)
     assert options.backup is not None
     source.raw().batch_put({b"a%d" % number: b"a" for number in range(9)})
     before = contents(source)
-    asked = replace(options, backup=replace(options.backup, ranges=((b"a", b"b"), (b"row", b"zz/d"))))
+    asked = replace(options, backup=replace(options.backup, ranges=(KeyRange(b"a", b"b"), KeyRange(b"row", b"zz/d"))))
 
     def change() -> None:
         source.raw().batch_put({b"a1": b"changed", b"row001": b"changed"})

@@ -31,6 +31,7 @@ from tikv_br.errors import CrypterMismatch, LeaseHeld, NothingMatched, StorageCo
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import parse_key
 from tikv_br.incremental.backup import back_up_changes
 from tikv_br.load.loader import load_pairs
@@ -133,7 +134,7 @@ def test_text_of_a_cluster(kind: str, form: str, loaded: Sources, tmp_path: Path
 def test_part_of_a_keyspace_without_requests_for_ttls(loaded: Sources, tmp_path: Path) -> None:
     """One keyspace, two ranges, no column for the expiry."""
     live = loaded(V2).live
-    ranges = ((b"sale1", b"sale15"), (b"sale3", b"sale4"))
+    ranges = (KeyRange(b"sale1", b"sale15"), KeyRange(b"sale3", b"sale4"))
     ttls = live.fail("RawGetKeyTTL", {"delay": {"seconds": 0}}, count=-1)
     exported(live, tmp_path / "out", keyspaces=(str(SALES),), ranges=ranges, assume_no_ttl=True)
     assert live.hits(ttls) == 0
@@ -141,7 +142,9 @@ def test_part_of_a_keyspace_without_requests_for_ttls(loaded: Sources, tmp_path:
     table = ds.dataset(tmp_path / "out").to_table()
     assert table.column_names == ["key", "value"]
     expected = {
-        key: value for key, value in contents(live, SALES).items() if any(first <= key < last for first, last in ranges)
+        key: value
+        for key, value in contents(live, SALES).items()
+        if any(span.start <= key < span.end for span in ranges)
     }
     assert pairs(table.to_pylist()) == expected
     assert expected
@@ -243,7 +246,7 @@ def test_destination_with_something_is_refused(loaded: Sources, tmp_path: Path) 
     with pytest.raises(StorageConflict, match="an earlier export"):
         exported(live, place)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
-    exported(live, place, overwrite=True, format="jsonl", ranges=((b"row00010", b"row00012"),))
+    exported(live, place, overwrite=True, format="jsonl", ranges=(KeyRange(b"row00010", b"row00012"),))
     assert pairs(read_text(place, "hex")) == {key: ROWS[key] for key in (b"row00010", b"row00011")}
     assert not list(place.glob("*.parquet"))
     assert first.files > 1
@@ -257,9 +260,9 @@ def test_ranges_without_a_row_are_refused(loaded: Sources, tmp_path: Path) -> No
     backup(BackupOptions(live.config, copied, executor="driver"))
     for source in (None, copied):
         with pytest.raises(NothingMatched, match="hex:6e6f"):
-            exported(live, place, overwrite=True, backup=source, ranges=((b"no", b"np"),))
+            exported(live, place, overwrite=True, backup=source, ranges=(KeyRange(b"no", b"np"),))
     assert len(pairs(read_text(place, "hex"))) == first.total_kvs
-    assert exported(live, tmp_path / "none", allow_empty=True, ranges=((b"no", b"np"),)).total_kvs == 0
+    assert exported(live, tmp_path / "none", allow_empty=True, ranges=(KeyRange(b"no", b"np"),)).total_kvs == 0
 
 
 def test_failure_leaves_nothing(loaded: Sources, tmp_path: Path) -> None:

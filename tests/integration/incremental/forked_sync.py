@@ -78,7 +78,7 @@ def _load_kernels() -> None:
     )
     event = cdc.parse(message.SerializeToString())
     assert event is not None
-    rows = event.records(codec, *codec.rpc_range(b"", b""))
+    rows = event.records(codec, codec.rpc_range())
     list(sorter.pieces([pa.RecordBatch.from_pylist([], schema=SCHEMA), rows], 1))
 
 

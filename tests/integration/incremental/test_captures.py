@@ -21,7 +21,6 @@ from tikv_br.backup.run import backup
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState, GroupStore, dump
 from tikv_br.incremental.handover import FromNow, resolve, service_id
@@ -47,7 +46,7 @@ class Group:
 
     def create(self, name: str, spans: int = 2) -> Changefeeds:
         """A changefeed of all of keyspace 0 to the target, from now on; made as a command does."""
-        span = KeyRange(*self.source.raw().codec.rpc_range(b"", b""))
+        span = self.source.raw().codec.rpc_range()
         start_ts = resolve(FromNow(), self.source.cluster, span)
         made = Changefeeds(self.store, self.source.cluster.pd)
         made.create(

@@ -55,7 +55,7 @@ def test_a_feed_follows_regions_that_move(seed: int, clusters: Clusters) -> None
     live, chance = clusters(ApiVersion.V2), random.Random(seed)
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
-    span = KeyRange(*codec.rpc_range(b"", b""))
+    span = codec.rpc_range()
     with Feed(live.cluster, codec, span, now(live)) as feed:
         progress = FeedState(feed)
         for step in range(STEPS):
@@ -73,7 +73,7 @@ def test_a_feed_outlives_its_stores(clusters: Clusters) -> None:
     live, chance = clusters(ApiVersion.V2), random.Random(3)
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
-    with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), FeedOptions(hold_back=3.0)) as feed:
+    with Feed(live.cluster, codec, codec.rpc_range(), now(live), FeedOptions(hold_back=3.0)) as feed:
         progress = FeedState(feed)
         write(live, chance, 0)
         progress.until(now(live))
@@ -100,7 +100,7 @@ def test_a_feed_goes_on_after_errors_at(point: str, clusters: Clusters) -> None:
     write(live, chance, 0)
     failpoint = live.fail(point, {"feed_error": {"region_not_found": {"region_id": "1"}}}, count=-1)
     try:
-        with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), start, FeedOptions(hold_back=0)) as feed:
+        with Feed(live.cluster, codec, codec.rpc_range(), start, FeedOptions(hold_back=0)) as feed:
             progress = FeedState(feed)
             progress.wait(lambda: feed.status.errors.get("region_not_found", 0) >= 3)
             live.relent(failpoint)
@@ -119,7 +119,7 @@ def test_the_hold_back_covers_a_new_leaders_older_timestamps(
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
     options = FeedOptions(hold_back=hold_back)
-    with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), options) as feed:
+    with Feed(live.cluster, codec, codec.rpc_range(), now(live), options) as feed:
         progress = FeedState(feed)
         live.raw().put(b"key", b"before")
         progress.until(now(live))
@@ -148,7 +148,7 @@ def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:
         live.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
         live.run("scatter")
         live.raw().batch_put((key, key) for key in keys)
-        span = KeyRange(*codec.rpc_range(keys[0], b""))
+        span = codec.rpc_range(KeyRange(keys[0], b""))
         with Feed(live.cluster, codec, span, start, FeedOptions(hold_back=0.0)) as feed:
             progress = FeedState(feed)
             progress.until(now(live))
@@ -164,7 +164,7 @@ def test_a_feed_outlives_congestion(tmp_path: Path) -> None:
     with live_cluster(tmp_path, ApiVersion.V2, stores=1, regions=2, feed_quota=1 << 20) as live:
         codec = live.raw().codec
         options = FeedOptions(hold_back=0.0, queue_bytes=1 << 16)
-        with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), options) as feed:
+        with Feed(live.cluster, codec, codec.rpc_range(), now(live), options) as feed:
             progress = FeedState(feed)
             progress.until(now(live))
             live.raw().batch_put(rows)

@@ -47,7 +47,7 @@ def v2(clusters: Clusters) -> Iterator[LiveCluster]:
 
 def keyspace(live: LiveCluster, start: bytes = b"", end: bytes = b"") -> KeyRange:
     """RPC keys of keyspace 0."""
-    return KeyRange(*live.raw().codec.rpc_range(start, end))
+    return live.raw().codec.rpc_range(KeyRange(start, end))
 
 
 def options(live: LiveCluster, place: Path, **changes: object) -> BackupOptions:
@@ -105,7 +105,7 @@ def test_no_write_after_a_plain_timestamp_is_missed(v2: LiveCluster) -> None:
     time.sleep(STORES_BEHIND)
     start = resolve(FromTs(ts), v2.cluster, keyspace(v2))
     codec = v2.raw().codec
-    with Feed(v2.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), start) as feed:
+    with Feed(v2.cluster, codec, codec.rpc_range(), start) as feed:
         progress = FeedState(feed)
         progress.until(v2.cluster.pd.tso())
     assert {key: value for key, value in progress.state.items() if key in rows} == rows
@@ -153,7 +153,7 @@ def test_a_backup_ts_is_started_exactly_when_gc_has_passed_what_is_lower(tmp_pat
 
 def test_a_backup_of_less_or_of_another_cluster_is_refused(v2: LiveCluster, clusters: Clusters, tmp_path: Path) -> None:
     """The span must lie in the backup's; V1 has no ts, neither as source nor in its backup."""
-    backup(options(v2, tmp_path / "part", ranges=((b"k010", b"k020"),), gc_ttl=0))
+    backup(options(v2, tmp_path / "part", ranges=(KeyRange(b"k010", b"k020"),), gc_ttl=0))
     part = FromBackup(StorageLocation("local", str(tmp_path / "part")))
     assert resolve(part, v2.cluster, keyspace(v2, b"k010", b"k015")) > 0
     with pytest.raises(UsageError, match="does not contain"):

@@ -87,7 +87,7 @@ def feeding(live: LiveCluster) -> Iterator[Feed]:
     """A feed from now on, without hold-back."""
     codec, start = live.raw().codec, live.cluster.pd.tso()
     live.cluster.flush_timestamps()
-    span = KeyRange(*codec.rpc_range(b"", b""))
+    span = codec.rpc_range()
     options = FeedOptions(hold_back=0.0)
     with Feed(live.cluster, codec, span, start, options, ingests=live.cluster.watched_ingests) as feed:
         yield feed
@@ -155,7 +155,7 @@ def test_an_ingest_is_announced_before_its_first_file_and_after_its_last(
     assert seen
     for [each] in seen:
         assert each.command == "restore raw"
-        assert each.ranges == (KeyRange(*source.raw().codec.rpc_range(b"", b"")),)
+        assert each.ranges == (source.raw().codec.rpc_range(),)
         assert (each.lowest_ts or 0) > each.announced_ts > before
         assert not each.finished_ts
     [ended] = announced()
@@ -168,7 +168,7 @@ def test_an_ingest_is_announced_before_its_first_file_and_after_its_last(
 @pytest.mark.slow
 def test_a_feed_waits_for_an_unfinished_ingest(source: LiveCluster) -> None:
     """After a kill in the middle no resolved-ts passes the new timestamp until the announcement is finished."""
-    span = KeyRange(*source.raw().codec.rpc_range(b"", b""))
+    span = source.raw().codec.rpc_range()
     with feeding(source) as feed:
         progress = FeedState(feed)
         progress.until(source.cluster.pd.tso())
@@ -188,7 +188,7 @@ def test_a_feed_waits_for_an_unfinished_ingest(source: LiveCluster) -> None:
 
 def test_a_later_ingest_finishes_the_announcement_of_a_killed_one(source: LiveCluster) -> None:
     """The announcement of a command that is gone is finished by the next ingest, that of a running one is not."""
-    span = KeyRange(*source.raw().codec.rpc_range(b"", b""))
+    span = source.raw().codec.rpc_range()
     ingests = source.cluster.ingests
     gone, running, later = (
         Announcer.start(source.cluster, "restore raw", name, [span]) for name in ("gone", "running", "later")
@@ -209,7 +209,7 @@ def test_an_abort_finishes_the_announcement_of_a_killed_restore(source: LiveClus
     """If there are followers, it waits for the end of the lease, until which stores may execute the last requests; then they go on."""
     source.cluster.pd.update_service_safe_point("tikv-br-sync-abort", 60, source.cluster.pd.tso())
     source.cluster.ingests.register_follower("tikv-br-sync-abort")
-    span, place = KeyRange(*source.raw().codec.rpc_range(b"", b"")), parse(f"local://{tmp_path}")
+    span, place = source.raw().codec.rpc_range(), parse(f"local://{tmp_path}")
     RestoreRecord(open_store(place), "0123456789abcdef").create_checkpoint(RestoreCheckpoint(0, (), 0))
     killed = Announcer.start(source.cluster, "restore raw", "0123456789abcdef", [span])
     killed.begin(source.cluster.pd.tso())

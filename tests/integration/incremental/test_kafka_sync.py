@@ -38,7 +38,6 @@ from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import SyncDegraded
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import ChangefeedInfo, GroupStore
@@ -272,7 +271,7 @@ def test_captures_share_a_changefeed_to_kafka(source: LiveCluster, broker: Kafka
     topic = broker.create_topic(partitions=2)
     with real_etcd(tmp_path / "etcd") as server, Etcd.connect([server.address]) as etcd:
         store = GroupStore(etcd, source.cluster.cluster_id)
-        span = KeyRange(*source.raw().codec.rpc_range(b"", b""))
+        span = source.raw().codec.rpc_range()
         start_ts = resolve(FromNow(), source.cluster, span)
         url = f"kafka://{broker.address}/{topic}?protocol=open-protocol&resolved-interval=100ms"
         Changefeeds(store, source.cluster.pd).create(

@@ -53,7 +53,7 @@ def rows_of(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:
     raw = live.raw(keyspace_id)
     return {
         raw.codec.user_key(key): value
-        for page in raw.scan_pages(*raw.codec.rpc_range(b"", b""))
+        for page in raw.scan_pages(raw.codec.rpc_range())
         for key, value in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)
     }
 

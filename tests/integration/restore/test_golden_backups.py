@@ -13,6 +13,7 @@ from tests.integration.restore.conftest import rows_of
 from tests.integration.restore.restores import restore_golden
 from tests.support.live_cluster import live_cluster
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 
 CASES = {
     "v1": (ApiVersion.V1, 0),
@@ -41,8 +42,7 @@ def test_a_recorded_backup_comes_back_whole(golden: Path, tmp_path: Path, name: 
     with live_cluster(tmp_path / "cluster", api_version, stores=3) as live:
         summary = restore_golden(live, golden, name)
         raw = live.raw(keyspace)
-        start, end = raw.codec.rpc_range(b"", b"")
-        pages = list(raw.scan_pages(start, end))
+        pages = list(raw.scan_pages(raw.codec.rpc_range()))
         rows = {
             key: value
             for page in pages
@@ -70,7 +70,7 @@ def test_a_part_of_a_backup_restores_and_is_proven(golden: Path, tmp_path: Path)
     expected = golden_rows(golden / "backups" / "v1")
     start, end = sorted(row["k"] for row in expected)[1000], sorted(row["k"] for row in expected)[2500]
     with live_cluster(tmp_path / "cluster", ApiVersion.V1) as live:
-        summary = restore_golden(live, golden, "v1", start=start, end=end)
+        summary = restore_golden(live, golden, "v1", span=KeyRange(start, end))
         found = live.raw().checksum()
     assert summary.verified
     assert found.total_kvs == summary.total_kvs == 1500

@@ -26,6 +26,7 @@ from tikv_br.errors import (
     StorageReadOnly,
     TargetNotEmpty,
 )
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Notice
 from tikv_br.restore.options import Mode, Restamp
 from tikv_br.restore.record import remove_all
@@ -94,16 +95,16 @@ def test_only_what_is_missing_is_brought_in(source: StorageLocation, target: Liv
 
 def test_a_foreign_key_where_no_file_was_to_come_is_refused(source: StorageLocation, target: LiveCluster) -> None:
     """Rows that the unfinished restore cannot have written are foreign, also when a restore resumes."""
-    break_off(target, source, start=b"prefix")
+    break_off(target, source, span=KeyRange(b"prefix", b""))
     target.raw().put(b"a", b"not of the backup")
     with pytest.raises(TargetNotEmpty, match=r'first key there is "a" \(hex:61\)'):
         restore(options_of(target, source))
-    assert restore(options_of(target, source, start=b"prefix")).verified
+    assert restore(options_of(target, source, span=KeyRange(b"prefix", b""))).verified
 
 
 def test_another_range_goes_on_as_well(source: StorageLocation, target: LiveCluster) -> None:
     """Finished parts are known by their keys: a wider range ingests the rest, and rows removed since are missing."""
-    break_off(target, source, start=b"prefix")
+    break_off(target, source, span=KeyRange(b"prefix", b""))
     summary = restore(options_of(target, source))
     assert summary.resumed_files > 3
     assert rows_of(target) == ROWS

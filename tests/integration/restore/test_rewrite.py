@@ -22,6 +22,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ChecksumMismatch, NothingMatched, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
@@ -90,7 +91,7 @@ def test_regions_of_the_target_cut_the_files(source: StorageLocation, live: Live
     places = [codec.bound(codec.rpc_key(key)).hex() for key in sorted(ROWS)[10 :: len(ROWS) // 7]]
     live.run("split", keys=places)
     start, end = sorted(ROWS)[100], sorted(ROWS)[-100]
-    summary = run(live, source, to_keyspace="70", start=start, end=end)
+    summary = run(live, source, to_keyspace="70", span=KeyRange(start, end))
     assert summary.regions > summary.files
     assert rows_of(live, 70) == {key: value for key, value in ROWS.items() if start <= key < end}
 
@@ -118,8 +119,8 @@ def test_a_prefix_becomes_another(source: StorageLocation, live: LiveCluster, nu
     "choice",
     [
         {"rewrite_prefix": (b"nokey-", b"nokey+")},
-        {"start": b"nokey-", "end": b"nokey."},
-        {"start": b"row00010a", "end": b"row00010b"},
+        {"span": KeyRange(b"nokey-", b"nokey.")},
+        {"span": KeyRange(b"row00010a", b"row00010b")},
     ],
 )
 def test_a_part_of_a_backup_without_a_row_is_refused(

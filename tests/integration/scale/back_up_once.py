@@ -50,7 +50,7 @@ def main(grpc: str, http: str, folder: str) -> None:
         cluster.pd_http = PdHttp(HttpConnection(config, http))
         context = BackupContext(BackupOptions(config, place, engine="scan"), run_id="r" * 32)
         context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)
-        context.source_ranges = (KeyRange(*KeyCodec(ApiVersion.V2).rpc_range(b"", b"")),)
+        context.source_ranges = (KeyCodec(ApiVersion.V2).rpc_range(),)
         context.engine = Engine("scan", "", "spark", "", SLOTS)
         context.info = ClusterInfo(7, "8.5.2", ApiVersion.V2, ())
         context.store = open_store(place)

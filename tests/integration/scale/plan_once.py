@@ -27,7 +27,6 @@ from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.url import StorageLocation
 
 SLOTS = 250
@@ -42,7 +41,7 @@ def main(grpc: str, http: str) -> None:
         codec = KeyCodec(ApiVersion.V2)
         context = BackupContext(BackupOptions(config, StorageLocation("local", "/unused"), engine="scan"))
         context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)
-        context.source_ranges = (KeyRange(*codec.rpc_range(b"", b"")),)
+        context.source_ranges = (codec.rpc_range(),)
         context.engine = Engine("scan", "", "spark", "", SLOTS)
         context.info = cast("Any", SimpleNamespace(stores=()))
         begin = time.process_time()

@@ -37,7 +37,7 @@ def main(grpc: str, http: str) -> None:
     del http
     config = ClusterConfig(pd=(grpc,))
     codec = KeyCodec(ApiVersion.V2)
-    whole = KeyRange(*codec.rpc_range(b"", b""))
+    whole = codec.rpc_range()
     with Cluster.connect(config) as cluster:
         count = len(cluster.pd.scan_regions(b"", b""))
         files = made_up(codec, whole, count // EACH)

@@ -10,6 +10,7 @@ from tests.integration.truth.conftest import World, check_failure, tikv_br
 from tests.support.logs import write_log
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cli.command import CommandPath
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -59,7 +60,7 @@ def test_logs(world: World, backup_ts: int, tmp_path: Path, command: CommandPath
     place = parse(f"local://{tmp_path}")
     later = backup_ts + DAY
     write_log(place, mine + 1, backup_ts, [later], log_id="other")
-    write_log(place, mine, backup_ts, [later], log_id="part", user_range=(b"a", b"b"))
+    write_log(place, mine, backup_ts, [later], log_id="part", user_range=KeyRange(b"a", b"b"))
     write_log(place, mine, later, [later + DAY], log_id="late")
     write_log(place, mine, backup_ts - DAY, [backup_ts - 1], log_id="short")
 

@@ -24,7 +24,7 @@ from tikv_br.storage.url import StorageLocation
 
 LOG = "log1"
 CODEC = KeyCodec(ApiVersion.V2, 7)
-WHOLE = KeyRange(*CODEC.rpc_range(b"", b""))
+WHOLE = CODEC.rpc_range()
 START = 100
 STEP = 10
 """Interval of time between segments of `write_log`."""

@@ -48,7 +48,7 @@ def key_of(number: int) -> bytes:
 
 def keys(first: int, end: int) -> KeyRange:
     """The keys from one number to another; the outermost have no bound."""
-    return KeyRange(*CODEC.rpc_range(key_of(first) if first else b"", key_of(end) if end < KEYS else b""))
+    return CODEC.rpc_range(KeyRange(key_of(first) if first else b"", key_of(end) if end < KEYS else b""))
 
 
 def options_of(store: ObjectStore, **changes: object) -> CompactionOptions:
@@ -207,7 +207,7 @@ def test_files_follow_each_other_in_key_order(tmp_path: Path) -> None:
     assert (found.from_ts, found.to_ts, len(ranges)) == (START, START + 6 * STEP, 5)
     assert all(one.start < other.start and one.end <= other.end for one, other in pairwise(ranges))
     assert all(abs(file.total_bytes - total / 5) < total / 20 for file in found.files)
-    assert len(log.files_for(KeyRange(*CODEC.rpc_range(b"key001", b"key002")), START, log.end_ts())) == 1
+    assert len(log.files_for(CODEC.rpc_range(KeyRange(b"key001", b"key002")), START, log.end_ts())) == 1
     for file in found.files:
         rows = [row for part in log.rows(file) for row in part.to_pylist()]
         assert rows == sorted(rows, key=lambda row: (row["key"], -row["ts"]))

@@ -38,7 +38,7 @@ from tikv_br.storage.base import ObjectStore
 
 def keys(first: bytes, end: bytes = b"") -> KeyRange:
     """A range of user keys."""
-    return KeyRange(*CODEC.rpc_range(first, end))
+    return CODEC.rpc_range(KeyRange(first, end))
 
 
 def archive(store: ObjectStore, segments: Sequence[Segment], checkpoint_ts: int = 0) -> LogArchive:
@@ -235,7 +235,7 @@ def test_status_says_how_much_cannot_be_restored_exactly(store: ObjectStore) -> 
         (b"c", b"d", 95, 120),
     ]
     periods = tuple(
-        InexactPeriod(*CODEC.rpc_range(first, end), (start + 10) * second, (end_ts + 10) * second)
+        InexactPeriod(CODEC.rpc_key(first), CODEC.rpc_key(end), (start + 10) * second, (end_ts + 10) * second)
         for first, end, start, end_ts in spans
     )
     start(store, describe(start_ts=10 * second))
@@ -288,7 +288,7 @@ def test_the_nearest_exact_times(found: list[InexactPeriod], ts: int) -> None:
     exact = [at for at in range(40) if not any(each.from_ts < at < each.to_ts for each in found)]
     expected = max(at for at in exact if at <= ts), min(at for at in exact if at >= ts)
     assert log.inexact_around([WHOLE], ts) == expected
-    assert log.inexact_around([KeyRange(*CODEC.rpc_range(b"x", b"y"))], ts) == (ts, ts)
+    assert log.inexact_around([CODEC.rpc_range(KeyRange(b"x", b"y"))], ts) == (ts, ts)
 
 
 def test_an_ingest_that_no_feed_delivers_is_a_gap(store: ObjectStore) -> None:

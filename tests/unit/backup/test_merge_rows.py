@@ -26,7 +26,7 @@ from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.task import TaskContext, TaskMessage
 
 BACKUP_TS = 100
-SPAN = KeyRange(*KeyCodec(ApiVersion.V2).rpc_range(b"", b""))
+SPAN = KeyCodec(ApiVersion.V2).rpc_range()
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def batch_of(*rows: Row) -> pa.RecordBatch:
 def run(folder: Path, version: ApiVersion, *batches: pa.RecordBatch, dry_run: bool = False) -> PartitionResult:
     """Write one partition into a folder."""
     output = BackupOptions(ClusterConfig(("nowhere:1",)), parse(f"local://{folder}"))
-    span = KeyRange(*KeyCodec(version).rpc_range(b"", b""))
+    span = KeyCodec(version).rpc_range()
     job = PartitionJob(output, Conversion(version, version), span, NOW, dry_run=dry_run)
     return write_partition(job, iter(batches), TaskContext(0, 0, lambda _message: None))
 

@@ -43,6 +43,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.options import DiffOptions
 from tikv_br.drill.objectives import Objectives
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.playground.settings import Settings
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.storage.url import AzureOptions, GcsOptions, S3Options
@@ -189,16 +190,16 @@ def test_rate_limits_are_checked_before_a_cluster_is_asked(command: str, rate: s
 )
 def test_a_restore_takes_a_range(span: str, bounds: tuple[bytes, bytes]) -> None:
     """As a backup does: the same as --start and --end, which cannot be there too."""
-    assert RestoreRangeFlags(span=span).bounds() == bounds
+    assert RestoreRangeFlags(span=span).key_range() == KeyRange(*bounds)
     with pytest.raises(UsageError, match="cannot be combined"):
-        RestoreRangeFlags(span=span, start="a").bounds()
+        RestoreRangeFlags(span=span, start="a").key_range()
 
 
 @pytest.mark.parametrize("span", ["a", "b:a", "hex:6b", "a:b:c"])
 def test_a_restore_refuses_what_is_no_range(span: str) -> None:
     """Without an end, empty or ambiguous."""
     with pytest.raises(UsageError):
-        RestoreRangeFlags(span=span).bounds()
+        RestoreRangeFlags(span=span).key_range()
 
 
 def test_a_key_of_a_range_that_is_hex_too_is_noted() -> None:
@@ -240,7 +241,7 @@ FILLED = {
             {"cluster", "command"},
         ),
         (VerifyFlags, VerifyOptions, {"cluster"}),
-        (DiffFlags, DiffOptions, {"a", "b"}),
+        (DiffFlags, DiffOptions, {"a", "b", "span"}),
         (LogCompactFlags, CompactionOptions, {"log_id", "until_ts", "rate_limit", "task_bytes", "file_bytes"}),
         (BulkLoadFlags, Input, {"path", "format", "reader_options"}),
         (BulkLoadFlags, StageOptions, {"clouds"}),

@@ -14,10 +14,11 @@ from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import ClusterUnfit, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 REGIONS = 200
 CODEC = KeyCodec(ApiVersion.V2)
-WHOLE = CODEC.rpc_range(b"", b"")
+WHOLE = CODEC.rpc_range()
 
 
 class Stores:
@@ -63,7 +64,7 @@ def cluster(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clus
 def test_an_empty_range_costs_a_request_a_region(fake: FakeCluster, cluster: Cluster) -> None:
     """Each region is asked once, several at once, and PD by pages, never for a single region."""
     stores = Stores(fake, [])
-    assert first_rpc_key(cluster, 0, *WHOLE) is None
+    assert first_rpc_key(cluster, 0, WHOLE) is None
     assert (stores.asked(), stores.four.is_set()) == (REGIONS, True)
     assert not fake.pd.requests[PD + "GetRegion"]
     assert len(fake.pd.requests[PD + "ScanRegions"]) <= REGIONS // 7 + 1
@@ -72,7 +73,7 @@ def test_an_empty_range_costs_a_request_a_region(fake: FakeCluster, cluster: Clu
 def test_it_ends_at_the_first_key(fake: FakeCluster, cluster: Cluster) -> None:
     """The smallest of several keys is found, whichever region answers first, and few later regions are asked."""
     stores = Stores(fake, [key(50) + b"x", key(51), key(55), key(150)])
-    assert first_rpc_key(cluster, 0, *WHOLE) == CODEC.rpc_key(key(50) + b"x")
+    assert first_rpc_key(cluster, 0, WHOLE) == CODEC.rpc_key(key(50) + b"x")
     assert 51 <= stores.asked() <= 50 + WINDOW
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("first-key")]
 
@@ -80,7 +81,7 @@ def test_it_ends_at_the_first_key(fake: FakeCluster, cluster: Cluster) -> None:
 def test_a_part_of_the_keys(fake: FakeCluster, cluster: Cluster) -> None:
     """Neither the key before the range nor the one at its end counts, and no region outside is asked."""
     stores = Stores(fake, [key(20), key(40) + b"b"])
-    assert first_rpc_key(cluster, 0, *CODEC.rpc_range(key(20) + b"\0", key(40) + b"b")) is None
+    assert first_rpc_key(cluster, 0, CODEC.rpc_range(KeyRange(key(20) + b"\0", key(40) + b"b"))) is None
     assert stores.asked() == 21
 
 
@@ -102,7 +103,7 @@ def test_a_region_that_has_split_since(fake: FakeCluster, cluster: Cluster) -> N
         return found
 
     fake.stores[1].script(KV + "RawScan", scan)
-    assert first_rpc_key(cluster, 0, *WHOLE) == CODEC.rpc_key(key(7) + b"z")
+    assert first_rpc_key(cluster, 0, WHOLE) == CODEC.rpc_key(key(7) + b"z")
 
 
 def test_a_refusal_ends_it(fake: FakeCluster, cluster: Cluster) -> None:
@@ -110,7 +111,7 @@ def test_a_refusal_ends_it(fake: FakeCluster, cluster: Cluster) -> None:
     refused = kvrpcpb_pb2.RawScanResponse(kvs=[kvrpcpb_pb2.KvPair(error=kvrpcpb_pb2.KeyError(abort="no"))])
     fake.stores[1].script(KV + "RawScan", refused)
     with pytest.raises(RequestRefused):
-        first_rpc_key(cluster, 0, *WHOLE)
+        first_rpc_key(cluster, 0, WHOLE)
     assert len(fake.stores[1].requests[KV + "RawScan"]) <= WINDOW + THREADS
 
 
@@ -119,4 +120,4 @@ def test_a_bound_that_is_no_key(fake: FakeCluster, cluster: Cluster) -> None:
     bound = CODEC.prefix + b"no key"
     fake.regions = [with_leader(region(1, b"", bound)), with_leader(region(2, bound, b""))]
     with pytest.raises(ClusterUnfit, match=bound.hex()):
-        first_rpc_key(cluster, 0, *WHOLE)
+        first_rpc_key(cluster, 0, WHOLE)

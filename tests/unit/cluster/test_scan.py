@@ -15,6 +15,7 @@ from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import RegionErrorSeen
 from tikv_br.cluster.scan import PAGE_BYTES, PageSizer, measure_with_protobuf
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 SCAN = "/tikvpb.Tikv/RawScan"
 
@@ -48,7 +49,7 @@ def scanned(raw: RawClient, start: bytes, end: bytes, page_rows: int = 10_240) -
     """All pairs of a scan; keys ascend strictly and no page is empty or too long."""
     rows: dict[bytes, bytes] = {}
     last = None
-    for page in raw.scan_pages(start, end, page_rows):
+    for page in raw.scan_pages(KeyRange(start, end), page_rows):
         assert 0 < len(page.keys) <= page_rows
         for key, value in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True):
             assert last is None or key > last
@@ -110,7 +111,7 @@ def test_a_split_between_pages_is_survived(fake: FakeCluster) -> None:
 def test_keys_only_on_request(fake: FakeCluster) -> None:
     """The flag is sent, and values are empty."""
     fake.kv("RawScan", kvrpcpb_pb2.RawScanResponse(kvs=[kvrpcpb_pb2.KvPair(key=b"a")]))
-    (page,) = client(fake).scan_pages(b"", b"b", key_only=True)
+    (page,) = client(fake).scan_pages(KeyRange(b"", b"b"), key_only=True)
     assert (page.keys.to_pylist(), page.values.to_pylist()) == ([b"a"], [b""])
     assert fake.stores[1].seen(SCAN, kvrpcpb_pb2.RawScanRequest)[0].key_only
 
@@ -120,8 +121,8 @@ def test_large_values_make_small_pages(fake: FakeCluster) -> None:
     rows = {b"%04d" % at: bytes(200_000) for at in range(150)}
     serve(fake, rows)
     raw = client(fake)
-    sizes = [page.values.nbytes for page in raw.scan_pages(b"", b"")]
-    assert sum(len(page.keys) for page in raw.scan_pages(b"", b"")) == 150
+    sizes = [page.values.nbytes for page in raw.scan_pages(EVERY_KEY)]
+    assert sum(len(page.keys) for page in raw.scan_pages(EVERY_KEY)) == 150
     assert max(sizes[1:]) <= PAGE_BYTES * 1.1
 
 

@@ -79,9 +79,9 @@ class FakeCluster:
         expire = self.rows[key][1]
         return expire - int(NOW) if expire else 0
 
-    def _scan_pages(self, start: bytes, end: bytes) -> Iterator[ScanPage]:
-        keys = self._keys(start, end)
-        self.scanned.append((start, end))
+    def _scan_pages(self, span: KeyRange) -> Iterator[ScanPage]:
+        keys = self._keys(span.start, span.end)
+        self.scanned.append((span.start, span.end))
         for page in [keys[at : at + 7] for at in range(0, len(keys), 7)]:
             yield ScanPage(columns.from_list(page), columns.from_list([self.rows[key][0] for key in page]))
 

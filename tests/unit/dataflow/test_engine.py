@@ -14,6 +14,7 @@ from tikv_br.dataflow.engine import CLUSTER_SLOTS, choose_engine
 from tikv_br.dataflow.plan import Interval
 from tikv_br.errors import SparkUnavailable
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.tasks import session
 from tikv_br.tasks.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS
@@ -114,7 +115,7 @@ def test_the_plan_decides_on_the_executor(
 ) -> None:
     """Spark for many bytes that pass through tasks, for very many tasks, and if it was requested."""
     monkeypatch.setattr(session, "check_java", lambda: None)
-    plan = [Interval(b"", b"", size if not number else 0, 1) for number in range(tasks)]
+    plan = [Interval(EVERY_KEY, size if not number else 0, 1) for number in range(tasks)]
     wanted = options(**changes)
     engine = choose_engine(wanted, V1, V1).settle_executor(wanted, plan)
     assert engine.executor == executor
@@ -132,7 +133,7 @@ def test_the_reason_says_that_spark_cannot_start(
 
     monkeypatch.setattr(session, "check_java", no_java)
     wanted = options(engine=engine)
-    settled = choose_engine(wanted, V1, V1).settle_executor(wanted, [Interval(b"", b"", size, 1)] * tasks)
+    settled = choose_engine(wanted, V1, V1).settle_executor(wanted, [Interval(EVERY_KEY, size, 1)] * tasks)
     assert (settled.executor, settled.executor_reason) == ("driver", "Spark cannot start: Java not found")
 
 

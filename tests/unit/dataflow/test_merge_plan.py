@@ -42,7 +42,7 @@ def test_a_log_that_changes_all_keys_all_the_time_is_divided_evenly() -> None:
     sizes = spread_sizes(base + log, [start for start, _, _ in base])
     intervals = plan_by_sizes(KeyRange(b"", b""), sizes, 100_000)
     assert [interval.size for interval in intervals] == [80_000 + 40_000] * 3 + [40_000]
-    assert [interval.start for interval in intervals] == [b"", key(3000), key(6000), key(9000)]
+    assert [interval.span.start for interval in intervals] == [b"", key(3000), key(6000), key(9000)]
 
 
 def test_a_log_without_a_base_is_divided_by_its_row_groups() -> None:

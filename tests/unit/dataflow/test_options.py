@@ -8,16 +8,17 @@ import pytest
 
 from tests.unit.dataflow.samples import options
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.sst.compression import Compression
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ranges": ((b"b", b"a"),)}, "--start"),
-        ({"ranges": ((b"", b"a"), (b"b", b"b"))}, "--start"),
-        ({"ranges": ((b"c", b""), (b"a", b"d"))}, "overlaps the range that starts at c"),
-        ({"ranges": ((b"c", b"d"), (b"", b""))}, "overlaps"),
+        ({"ranges": (KeyRange(b"b", b"a"),)}, "--start"),
+        ({"ranges": (KeyRange(b"", b"a"), KeyRange(b"b", b"b"))}, "--start"),
+        ({"ranges": (KeyRange(b"c", b""), KeyRange(b"a", b"d"))}, "overlaps the range that starts at c"),
+        ({"ranges": (KeyRange(b"c", b"d"), KeyRange(b"", b""))}, "overlaps"),
         ({"compression": Compression.NONE, "compression_level": 1}, "1 is not a level of none"),
         ({"compression": Compression.ZSTD, "compression_level": 23}, "23 is not a level of zstd"),
         ({"file_bytes": 0}, "--file-size"),
@@ -36,6 +37,6 @@ def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> No
 def test_sound_options_pass() -> None:
     """The defaults, an open range, and a master that does not matter because the driver does the work."""
     options().check()
-    options(ranges=((b"b", b""), (b"a", b"b"))).check()
+    options(ranges=(KeyRange(b"b", b""), KeyRange(b"a", b"b"))).check()
     options(executor="driver", spark_master="nowhere").check()
     options(compression=Compression.ZSTD, compression_level=-5).check()

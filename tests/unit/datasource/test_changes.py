@@ -31,7 +31,7 @@ from tikv_br.storage.url import StorageLocation
 
 Row = tuple[str, bytes, bytes | None, int, int]
 CODEC = KeyCodec(ApiVersion.V2, 7)
-WHOLE = KeyRange(*CODEC.rpc_range(b"", b""))
+WHOLE = CODEC.rpc_range()
 START, STEP = 1000, 100
 ENDS = tuple(range(START + STEP, START + 6 * STEP + 1, STEP))
 
@@ -306,7 +306,7 @@ def test_lost_changes_are_errors(log: Log, tmp_path: Path) -> None:
 )
 def test_wrong_options(tmp_path: Path, options: dict[str, str], message: str) -> None:
     """Fail when the query starts, with a hint."""
-    log = Log(tmp_path / "log", span=KeyRange(*CODEC.rpc_range(b"a", b"m")))
+    log = Log(tmp_path / "log", span=CODEC.rpc_range(KeyRange(b"a", b"m")))
     log.write()
     with pytest.raises(TikvBrError) as caught:
         reader_of(log, **options).initialOffset()

@@ -32,36 +32,34 @@ def file(start: bytes, end: bytes) -> FileEntry:
 @pytest.mark.parametrize("codec", [V1, V2])
 @given(
     cuts=st.sets(st.binary(min_size=1, max_size=3), max_size=6),
-    wanted=st.tuples(st.binary(max_size=2), st.just(b"")),
+    wanted=st.builds(KeyRange, st.binary(max_size=2), st.just(b"")),
     grown=st.booleans(),
 )
-def test_regions_cut_what_is_wanted(
-    codec: KeyCodec, cuts: set[bytes], wanted: tuple[bytes, bytes], grown: bool
-) -> None:
+def test_regions_cut_what_is_wanted(codec: KeyCodec, cuts: set[bytes], wanted: KeyRange, grown: bool) -> None:
     """Whatever regions there are, and if one grows between two pages, the units follow one another from the start to the end of the user range."""
     bounds = [b"", *(codec.bound(codec.rpc_key(cut)) for cut in sorted(cuts)), b""]
-    regions = list(pairwise(bounds))
+    regions = [KeyRange(*ends) for ends in pairwise(bounds)]
     if grown and len(regions) > 1:  # the first page said that the last one begins later
-        regions[-1] = (regions[-2][0], b"")
-    units = region_units(KeyRange(*codec.rpc_range(*wanted)), regions, codec)
-    assert units[0].span.start == wanted[0]
-    assert units[-1].span.end == wanted[1]
+        regions[-1] = KeyRange(regions[-2].start, b"")
+    units = region_units(codec.rpc_range(wanted), regions, codec)
+    assert units[0].span.start == wanted.start
+    assert units[-1].span.end == wanted.end
     assert all(one.span.end == other.span.start for one, other in pairwise(units))
 
 
 def test_files_and_the_holes_between_them() -> None:
     """Each file's part is a unit; where the backup has no file, there is one without a file."""
     rpc = V2.rpc_key
-    covered = [KeyRange(*V2.rpc_range(b"b", b"x"))]
+    covered = [V2.rpc_range(KeyRange(b"b", b"x"))]
     files = [file(rpc(b"b"), rpc(b"f")), file(rpc(b"m"), rpc(b"x"))]
-    units = file_units(KeyRange(*V2.rpc_range(b"c", b"")), covered, files, V2)
+    units = file_units(V2.rpc_range(KeyRange(b"c", b"")), covered, files, V2)
     assert [(unit.span, unit.file and unit.file.name) for unit in units] == [
         (KeyRange(b"c", b"f"), files[0].name),
         (KeyRange(b"f", b"m"), None),
         (KeyRange(b"m", b"x"), files[1].name),
     ]
     with pytest.raises(UsageError, match="no part of the requested range"):
-        file_units(KeyRange(*V2.rpc_range(b"x", b"")), covered, files, V2)
+        file_units(V2.rpc_range(KeyRange(b"x", b"")), covered, files, V2)
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 4), (1, 4), (4, 4), (5, 4), (10_000, 512)])

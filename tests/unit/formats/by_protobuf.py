@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 from tikv_br.cluster.pb import cdcpb_pb2, kvrpcpb_pb2
 from tikv_br.formats.cdc import ChangeEvent
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 Pairs = list[tuple[bytes, bytes]]
 Rows = list[tuple[bytes, bytes, int, int, bool]]
@@ -49,18 +50,18 @@ def changes(data: bytes) -> Changes | None:
     return events, rows, (list(resolved.regions), resolved.ts, resolved.request_id)
 
 
-def inside(found: Changes | None, start: bytes, end: bytes) -> Changes | None:
+def inside(found: Changes | None, span: KeyRange) -> Changes | None:
     """The same with the rows of a range of RPC keys alone."""
     if found is None:
         return None
     events, rows, resolved = found
-    return events, [row for row in rows if start <= row[0] < end], resolved
+    return events, [row for row in rows if span.start <= row[0] < span.end], resolved
 
 
 def taken(found: ChangeEvent, codec: KeyCodec) -> Changes:
     """Contents of a keyspace according to the kernel, in the form of `changes`; keys without the prefix do not count."""
     columns = (found.region_ids, found.request_ids, found.initialized, found.event_resolved)
     events = list(zip(*(column.tolist() for column in columns), strict=True))
-    batch = found.records(codec, *codec.rpc_range(b"", b""))
+    batch = found.records(codec, codec.rpc_range())
     rows = [(codec.prefix + row["key"], *list(row.values())[1:]) for row in batch.to_pylist()]
     return events, rows, (found.resolved_regions.tolist(), found.resolved_ts, found.resolved_request)

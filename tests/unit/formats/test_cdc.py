@@ -12,10 +12,11 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.cdc import parse
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 CODEC = KeyCodec(ApiVersion.V2, 5)
 PREFIX = CODEC.prefix
-WHOLE = CODEC.rpc_range(b"", b"")
+WHOLE = CODEC.rpc_range()
 LogType = cdcpb_pb2.Event.LogType
 OpType = cdcpb_pb2.Event.Row.OpType
 
@@ -58,7 +59,7 @@ def test_messages_come_out_as_protobuf_reads_them(message: cdcpb_pb2.ChangeDataE
     assert taken(found, CODEC) == by_protobuf.changes(data)
     counts = [sum(row.type == LogType.COMMITTED for row in event.entries.entries) for event in message.events]
     assert found.row_events.tolist() == [index for index, count in enumerate(counts) for _ in range(count)]
-    assert found.records(CODEC, *WHOLE).schema == SCHEMA
+    assert found.records(CODEC, WHOLE).schema == SCHEMA
 
 
 @many(2)
@@ -88,7 +89,7 @@ def compare_if_taken(data: bytes) -> None:
         return
     expected = by_protobuf.changes(data)
     assert expected is not None
-    assert taken(found, CODEC) == by_protobuf.inside(expected, *WHOLE)
+    assert taken(found, CODEC) == by_protobuf.inside(expected, WHOLE)
 
 
 @many(1)
@@ -97,10 +98,10 @@ def test_the_filter_keeps_exactly_the_span(rows: list[Row], start: bytes, end: b
     """Rows below the start, at or above the end, and of events left out do not come out."""
     found = parse(message_of([rows, rows], [], (1, 1, 1)).SerializeToString())
     assert found is not None
-    span = CODEC.rpc_range(start, end)
+    span = CODEC.rpc_range(KeyRange(start, end))
     kept = [row.key for row in rows if start <= row.key < end]
-    assert found.records(CODEC, *span)["key"].to_pylist() == kept * 2
-    assert found.records(CODEC, *span, found.region_ids == 2)["key"].to_pylist() == kept
+    assert found.records(CODEC, span)["key"].to_pylist() == kept * 2
+    assert found.records(CODEC, span, found.region_ids == 2)["key"].to_pylist() == kept
 
 
 def one_event(**fields: object) -> bytes:
@@ -154,4 +155,4 @@ def test_empty_and_large_messages() -> None:
     rows = [Row(b"", b"v" * (1 << 20), ts=1), Row(b"k", b"", MAX_U64, MAX_U64, deleted=True)]
     found = parse(message_of([rows], [], (1, 1, 1)).SerializeToString())
     assert found is not None
-    assert [tuple(row.values()) for row in found.records(CODEC, *WHOLE).to_pylist()] == [tuple(row) for row in rows]
+    assert [tuple(row.values()) for row in found.records(CODEC, WHOLE).to_pylist()] == [tuple(row) for row in rows]

@@ -8,6 +8,7 @@ from tests.unit.formats.examples import keys, keyspaces, many, timestamps
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
 codecs = st.sampled_from([V1, V1TTL]) | st.builds(KeyCodec, st.just(ApiVersion.V2), keyspaces)
@@ -30,7 +31,7 @@ def test_keys_before_v2_have_one_form() -> None:
         assert set(forms) == {b"k"}
         assert codec.storage_key(b"k", 7) == b"k"
         assert codec.parse_storage_key(b"k") == (b"k", 0)
-        assert codec.rpc_range(b"", b"") == (b"", b"")
+        assert codec.rpc_range() == EVERY_KEY
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_keys_before_v2_have_one_form() -> None:
 )
 def test_ranges_of_v2_have_both_ends(keyspace: int, start: bytes, end: bytes, expected: tuple[bytes, bytes]) -> None:
     """An open range ends where the keyspace does; the last keyspace ends at the one form that servers accept."""
-    assert KeyCodec(ApiVersion.V2, keyspace).rpc_range(start, end) == expected
+    assert KeyCodec(ApiVersion.V2, keyspace).rpc_range(KeyRange(start, end)) == KeyRange(*expected)
 
 
 def test_no_bound_stays_no_bound() -> None:
@@ -83,7 +84,8 @@ def test_storage_order_is_by_key_then_newest_first(keyspace: int, one: bytes, ot
 def test_ranges_hold_the_same_keys_in_every_form(codec: KeyCodec, start: bytes, end: bytes, key: bytes) -> None:
     """A key lies in a user range just when its RPC form lies in the RPC range and its bound between the bounds."""
     inside = start <= key and (not end or key < end)
-    low, high = codec.rpc_range(start, end)
+    span = codec.rpc_range(KeyRange(start, end))
+    low, high = span.start, span.end
     rpc = codec.rpc_key(key)
     assert (low <= rpc and (not high or rpc < high)) == inside
     assert (codec.bound(low) <= codec.bound(rpc) and (not high or codec.bound(rpc) < codec.bound(high))) == inside
@@ -95,8 +97,8 @@ def test_keyspaces_do_not_mix(mine: int, other: int, key: bytes) -> None:
     """A key of another keyspace lies outside the keyspace's range and is refused as a user key."""
     codec = KeyCodec(ApiVersion.V2, mine)
     rpc = KeyCodec(ApiVersion.V2, other).rpc_key(key)
-    low, high = codec.rpc_range(b"", b"")
-    assert (low <= rpc < high) == (mine == other)
+    whole = codec.rpc_range()
+    assert (whole.start <= rpc < whole.end) == (mine == other)
     if mine != other:
         with pytest.raises(DamagedBytes, match=rpc.hex()):
             codec.user_key(rpc)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tikv_br.formats import columns
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.parquet import ParquetOptions, ParquetReader, ParquetWriter
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.sst.source import MemorySource
@@ -61,7 +62,7 @@ def many(count: int = 1000) -> list[Row]:
 def read(data: bytes, start: bytes = b"", end: bytes = b"") -> list[Row]:
     """Rows of a file according to our reader."""
     found: list[Row] = []
-    for part in ParquetReader(MemorySource(data)).records(start, end):
+    for part in ParquetReader(MemorySource(data)).records(KeyRange(start, end)):
         assert part.schema == SCHEMA
         assert part.num_rows
         found += [tuple(row.values()) for row in part.to_pylist()]
@@ -108,7 +109,7 @@ def test_readers_skip_what_statistics_exclude() -> None:
     source = Counting(data)
     reader = ParquetReader(source)
     source.reads.clear()
-    found = [row for part in reader.records(b"key005000", b"key005003") for row in part.to_pylist()]
+    found = [row for part in reader.records(KeyRange(b"key005000", b"key005003")) for row in part.to_pylist()]
     assert [row["key"] for row in found] == [row[0] for row in rows[5000:5003]]
     assert len(source.reads) == 1
     assert source.reads[0][1] < len(data) / 5
@@ -119,7 +120,7 @@ def test_small_neighbours_are_read_at_once() -> None:
     source = Counting(written(many(10_000), ParquetOptions(group_rows=500), 500))
     reader = ParquetReader(source)
     source.reads.clear()
-    found = [row["key"] for part in reader.records(b"key002000", b"key006000") for row in part.to_pylist()]
+    found = [row["key"] for part in reader.records(KeyRange(b"key002000", b"key006000")) for row in part.to_pylist()]
     assert found == [b"key%06d" % number for number in range(2000, 6000)]
     assert len(source.reads) == 1
     assert source.reads[0][1] < len(source.data) / 2

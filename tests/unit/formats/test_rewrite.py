@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.keys.codec import KeyCodec, successor
-from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite, encoded_prefix
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
@@ -58,21 +58,21 @@ def test_the_end_of_a_keyspace_is_bare() -> None:
     rewrite = Rewrite.of(V2, b"", KeyCodec(ApiVersion.V2, 0x1092), b"")
     whole = rewrite.range(KeyRange(b"r\0\0\0", b"r\0\0\1"))
     assert whole == KeyRange(b"r\0\x10\x92", b"r\0\x10\x93")
-    assert rewrite.bounds(V2, whole) == (V2.bound(b"r\0\x10\x92"), b"r\0\x10\x93")
+    assert rewrite.storage_range(V2, whole) == KeyRange(V2.bound(b"r\0\x10\x92"), b"r\0\x10\x93")
     cut = KeyRange(b"r\0\x10\x92a", b"r\0\x10\x92b")
-    assert rewrite.bounds(V2, cut) == (V2.bound(cut.start), V2.bound(cut.end))
-    assert UNCHANGED.bounds(V2, whole) == (V2.bound(whole.start), V2.bound(whole.end))
+    assert rewrite.storage_range(V2, cut) == KeyRange(V2.bound(cut.start), V2.bound(cut.end))
+    assert UNCHANGED.storage_range(V2, whole) == KeyRange(V2.bound(whole.start), V2.bound(whole.end))
 
 
 @pytest.mark.parametrize("keyspace_id", [0, 255, 0xFFFF, 0xFFFFFF])
 def test_a_whole_keyspace_ends_where_keyspaces_end(keyspace_id: int) -> None:
     """The end is the one that the codec says, and is no user key, also where the id's last byte is the largest."""
     codec = KeyCodec(ApiVersion.V2, keyspace_id)
-    whole = KeyRange(*codec.rpc_range(b"", b""))
+    whole = codec.rpc_range()
     moved = Rewrite.of(V2, b"", codec, b"")
-    assert moved.range(KeyRange(*V2.rpc_range(b"", b""))) == whole
+    assert moved.range(V2.rpc_range()) == whole
     assert Rewrite.of(codec, b"", V2, b"").source == whole
-    assert user_range(codec, Rewrite.of(V2, b"old", codec, b"\xff").target) == (b"\xff", b"")
+    assert codec.user_range(Rewrite.of(V2, b"old", codec, b"\xff").target) == KeyRange(b"\xff", b"")
 
 
 def test_records_get_their_new_names() -> None:

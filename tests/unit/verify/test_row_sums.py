@@ -10,6 +10,7 @@ from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.verify.row_sums import sum_records
 
 V1 = KeyCodec(ApiVersion.V1)
@@ -21,8 +22,8 @@ Row = tuple[bytes, int, int, bool]
 
 def sums(codec: KeyCodec, *batches: list[Row], start: bytes = b"", end: bytes = b"") -> tuple[int, Expiry]:
     """Number of rows, and those that expire."""
-    span = codec.rpc_range(start, end)
-    file = FileEntry("a.parquet", 0, *span, 0, 0, 0)
+    span = codec.rpc_range(KeyRange(start, end))
+    file = FileEntry("a.parquet", 0, span.start, span.end, 0, 0, 0)
     made = []
     for rows in batches:
         keys, expiries, timestamps, deleted = zip(*rows, strict=True)

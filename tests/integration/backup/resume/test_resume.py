@@ -30,6 +30,7 @@ from tikv_br.backupset.ledger import LedgerEntry, write_entry
 from tikv_br.cluster.safepoint import service_id
 from tikv_br.dataflow.run import abort_backup
 from tikv_br.errors import BackupPathInUse, CrypterMismatch, LeaseHeld, RequestRefused, ResumeRefused, StorageFull
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Notice, StepStarted
 from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.open import open_store
@@ -53,7 +54,7 @@ def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Optio
     assert v2.safe_points() == {service_id(begun.run_id): begun.description.backup_ts - 1}
     assert "tikv-br/lease" not in files_at(wanted)
     plan = backup(replace(wanted, dry_run=True)).plan
-    assert (plan[0].start, plan[-1].end) == (done[-1].end, whole[-1].end)
+    assert (plan[0].span.start, plan[-1].span.end) == (done[-1].end, whole[-1].span.end)
     summary = backup(wanted).summary
     assert (summary.resumed_ranges, summary.ranges, summary.resumed_run) == (
         len(done),
@@ -125,7 +126,7 @@ def test_work_of_a_run_that_was_thrown_away_counts_for_nothing(
     store = open_store(wanted.storage)
     done = read_entries(store)
     rest = backup(replace(wanted, dry_run=True)).plan
-    write_entry(store, LedgerEntry(rest[0].start, rest[-1].end, "0" * 16, (), run="of-another-time"))
+    write_entry(store, LedgerEntry(rest[0].span.start, rest[-1].span.end, "0" * 16, (), run="of-another-time"))
     summary = backup(wanted).summary
     assert summary.resumed_ranges == len(done)
     is_whole(wanted, summary, v2, tmp_path)
@@ -147,7 +148,7 @@ def test_regions_may_have_changed(v2: LiveCluster, options: Options, tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"ranges": ((b"row00005", b""),)}, r"source ranges was .*, is .*726f773030303035"),
+        ({"ranges": (KeyRange(b"row00005", b""),)}, r"source ranges was .*, is .*726f773030303035"),
         ({"engine": "store"}, "engine was scan, is store"),
         ({"checksum": True}, "checksum was False, is True"),
         ({"assume_no_ttl": True}, "assume no ttl was False, is True"),
@@ -224,7 +225,7 @@ def test_abort_removes_an_unfinished_run_and_never_a_backup(v2: LiveCluster, opt
 
 def test_file_that_a_store_finished_late(v2: LiveCluster, options: Options) -> None:
     """The next run removes it with a notice; so does `abort`."""
-    wanted = options(v2, engine="store", ranges=((b"", b"row00100"),), gc_ttl=0)
+    wanted = options(v2, engine="store", ranges=(KeyRange(b"", b"row00100"),), gc_ttl=0)
     late = Path(wanted.storage.path) / "sst" / f"{'0a' * 8}_{'1b' * 8}" / "0" / "4" / "17_default.sst"
     said: list[Event] = []
     for clean in (lambda: abort_backup(wanted.storage, None), lambda: backup(wanted, said.append)):
@@ -254,7 +255,7 @@ def test_backup_that_was_not_tidied_up_is(v2: LiveCluster, options: Options, tmp
         backup(wanted, raising(StepStarted, "clean up"))
     assert "backupmeta" in files_at(wanted)
     with pytest.raises(BackupPathInUse, match="already holds a backup"):
-        backup(replace(wanted, ranges=((b"", b"x"),)))
+        backup(replace(wanted, ranges=(KeyRange(b"", b"x"),)))
     summary = backup(wanted).summary
     assert (summary.total_kvs, summary.resumed_ranges) == (ROWS, 0)
     assert summary.ranges > 1

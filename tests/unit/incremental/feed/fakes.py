@@ -110,7 +110,7 @@ class ScriptedFeeds:
     ) -> Iterator[Feed]:
         """A feed of these user keys, with a hold-back of 0 unless said otherwise."""
         settings = FeedOptions(**{"hold_back": 0.0, **options})  # type: ignore[arg-type]
-        span = KeyRange(*CODEC.rpc_range(start, end))
+        span = CODEC.rpc_range(KeyRange(start, end))
         with Cluster.connect(self.fake.config()) as cluster, Feed(cluster, CODEC, span, start_ts, settings) as feed:
             yield feed
 

@@ -14,7 +14,7 @@ from tikv_br.errors import RequestRefused
 from tikv_br.incremental.feed.decode import FeedMessage, decode, decode_all
 
 ASKED = Request(region_id=3, request_id=9)
-SPAN = CODEC.rpc_range(b"", b"")
+SPAN = CODEC.rpc_range()
 LogType, OpType = cdcpb_pb2.Event.LogType, cdcpb_pb2.Event.Row.OpType
 
 
@@ -31,7 +31,7 @@ def test_rows_beside_an_error_are_kept() -> None:
     """Messages that the kernel leaves to protobuf are complete: rows by region, the resolved-ts, and the error."""
     found = decode(mixed().SerializeToString())
     assert [(each.region_id, each.request_id, each.error) for each in found.failures] == [(3, 9, not_leader(2))]
-    assert found.changes.records(CODEC, *SPAN)["key"].to_pylist() == [b"a", b"b"]
+    assert found.changes.records(CODEC, SPAN)["key"].to_pylist() == [b"a", b"b"]
     assert found.changes.region_ids.tolist() == [3, 4]
     assert found.changes.initialized.tolist() == [False, True]
     assert found.changes.resolved_regions.tolist() == [3]
@@ -43,7 +43,7 @@ def test_fields_without_meaning_here_are_ignored() -> None:
     row = message.events[0].entries.entries[0]
     row.old_value, row.generation, row.txn_source = b"before", 3, 4
     found = decode(message.SerializeToString() + b"\xf8\x07\x01")
-    assert found.changes.records(CODEC, *SPAN)["key"].to_pylist() == [b"a"]
+    assert found.changes.records(CODEC, SPAN)["key"].to_pylist() == [b"a"]
 
 
 @pytest.mark.parametrize("kind", [LogType.PREWRITE, LogType.COMMIT, LogType.ROLLBACK, LogType.UNKNOWN])
@@ -64,7 +64,7 @@ def test_neighbours_come_out_as_one() -> None:
     reported = [resolved(ASKED, ms).SerializeToString() for ms in (7, 9)]
     data = [_events(b"a"), _events(b"b", b"c"), *reported, _events(b"d"), mixed().SerializeToString(), _events(b"e")]
     found = list(decode_all(data))
-    assert [each.changes.records(CODEC, *SPAN)["key"].to_pylist() for each in found] == [
+    assert [each.changes.records(CODEC, SPAN)["key"].to_pylist() for each in found] == [
         [b"a", b"b", b"c"],
         [],
         [],
@@ -99,7 +99,7 @@ def test_messages_give_the_same_together_and_one_by_one(kinds: list[str]) -> Non
         found = list(messages)
         changes = [each.changes for each in found]
         return [
-            [row for each in changes for row in each.records(CODEC, *SPAN).to_pylist()],
+            [row for each in changes for row in each.records(CODEC, SPAN).to_pylist()],
             [pair for each in changes for pair in zip(each.region_ids, each.initialized, strict=True)],
             [(each.resolved_ts, each.resolved_regions.tolist()) for each in changes if each.resolved_ts],
             [failed for each in found for failed in each.failures],
@@ -129,4 +129,4 @@ def test_damaged_messages_end_in_clean_errors(draw: st.DataObject) -> None:
         found = decode(altered)
     except RequestRefused:
         return
-    found.changes.records(CODEC, *SPAN).validate(full=True)
+    found.changes.records(CODEC, SPAN).validate(full=True)

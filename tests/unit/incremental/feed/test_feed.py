@@ -336,7 +336,7 @@ def test_a_scan_with_rows_is_reported(feeds: ScriptedFeeds) -> None:
             assert event is not None
             if not isinstance(event, Rows):
                 events.append(event)
-    assert events[0] == Scanned(KeyRange(*CODEC.rpc_range(b"a", b"z")), START, START + 3 * MS)
+    assert events[0] == Scanned(CODEC.rpc_range(KeyRange(b"a", b"z")), START, START + 3 * MS)
     feeds.script(1, all_of(at=9))
     with feeds.feed() as feed:
         assert isinstance(feed.poll(60.0), Resolved)
@@ -426,4 +426,4 @@ def test_invalid_ranges_and_clusters_are_refused(fake_cluster: Callable[..., Fak
             with pytest.raises(UsageError, match="is not a range of keyspace 0, or is empty"):
                 Feed(cluster, CODEC, KeyRange(CODEC.rpc_key(start), CODEC.rpc_key(end)), START)
         with pytest.raises(UsageError, match="keyspace 0"):
-            Feed(cluster, CODEC, KeyRange(*KeyCodec(ApiVersion.V2, 1).rpc_range(b"", b"")), START)
+            Feed(cluster, CODEC, KeyCodec(ApiVersion.V2, 1).rpc_range(), START)
