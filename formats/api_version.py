@@ -24,7 +24,6 @@ class ApiVersion(enum.IntEnum):
 
     @property
     def has_ttl(self) -> bool:
-        """Return whether stored values can have an expiry."""
         return self is not ApiVersion.V1
 
     @classmethod

@@ -92,7 +92,6 @@ def from_list(rows: Sequence[bytes]) -> pa.LargeBinaryArray:
 
 
 def from_bytes(data: bytes) -> Bytes:
-    """A read-only view of these bytes."""
     return np.frombuffer(data, np.uint8)
 
 
@@ -128,7 +127,6 @@ def records(
 
 
 def storage_rows(keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> pa.RecordBatch:
-    """A batch of `STORAGE_SCHEMA`."""
     return pa.RecordBatch.from_arrays([keys, values], schema=STORAGE_SCHEMA)
 
 

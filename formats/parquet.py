@@ -116,11 +116,9 @@ class SinkFile(io.RawIOBase):
         """None: what is written is dropped."""
 
     def writable(self) -> bool:
-        """See `io.IOBase`."""
         return True
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer
-        """Hand the bytes to the sink."""
         if self.sink is not None:
             self.sink(bytes(data))
         return len(data)
@@ -275,21 +273,21 @@ class SourceFile(io.RawIOBase):
         first = 0 if start == len(_MAGIC) else start
         self._start, self._held = first, memoryview(read_exactly(self._source, first, start - first + length))
 
-    def readable(self) -> bool:  # noqa: D102 - as in `io.RawIOBase`
+    def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:  # noqa: D102
+    def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # noqa: D102
+    def tell(self) -> int:
         return self._at
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:  # noqa: D102
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._source.size}[whence]
         self._at = base + offset
         return self._at
 
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401, D102 - any writable buffer
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any writable buffer
         length = min(len(buffer), max(self._source.size - self._at, 0))
         held = self._at - self._start
         if 0 <= held <= len(self._held) - length:

@@ -125,7 +125,6 @@ def _call_row_kernels(record: pa.RecordBatch) -> None:
 
 
 def main() -> None:
-    """Print what was done."""
     print("compiled the kernels" if precompile() else "the kernels are compiled", file=sys.stderr)  # noqa: T201
 
 

@@ -39,7 +39,6 @@ class TableFormat(enum.StrEnum):
 
     @property
     def suffix(self) -> str:
-        """Suffix of names of such files."""
         return f".{self.value}"
 
 
@@ -65,7 +64,6 @@ class TableOptions:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
         chosen = (("expire_ts", self.expire_ts), ("ts", self.ts))
         return ("key", "value", *(name for name, wanted in chosen if wanted))
 
@@ -87,7 +85,6 @@ class TableWriter(Protocol):
 
 
 def open_table(sink: Sink, options: TableOptions) -> TableWriter:
-    """Begin a table."""
     return ParquetTable(sink, options) if options.format is TableFormat.PARQUET else TextTable(sink, options)
 
 
@@ -126,7 +123,6 @@ class ParquetTable(TableWriter):
         )
 
     def append(self, records: pa.RecordBatch) -> None:
-        """See `TableWriter.append`."""
         found = [_column(records, name) for name in self._names]
         self._group.append(pa.RecordBatch.from_arrays(found, schema=self._schema))
         self._rows += records.num_rows
@@ -135,12 +131,11 @@ class ParquetTable(TableWriter):
             self._end_group()
 
     def finish(self) -> None:
-        """See `TableWriter.finish`."""
         self._end_group()
         self._writer.close()
 
     def abort(self) -> None:
-        """See `TableWriter.abort`: Arrow would end the file when the writer is collected."""
+        """Write nothing more: Arrow would end the file when the writer is collected."""
         self._file.sink = None
         self._writer.close()
 
@@ -213,7 +208,6 @@ class TextTable(TableWriter):
             self._write((",".join(options.columns) + "\n").encode())
 
     def append(self, records: pa.RecordBatch) -> None:
-        """See `TableWriter.append`."""
         if not records.num_rows:
             return
         step = max(1, records.num_rows * SLICE_BYTES // max(records.nbytes, 1))
@@ -221,10 +215,9 @@ class TextTable(TableWriter):
             self._append(records.slice(first, step))
 
     def finish(self) -> None:
-        """See `TableWriter.finish`: all is written."""
+        """All is written."""
 
     def abort(self) -> None:
-        """See `TableWriter.abort`."""
         self._sink = None
 
     def _append(self, records: pa.RecordBatch) -> None:

@@ -35,7 +35,6 @@ def put_u64(target: Bytes, at: int, number: np.uint64) -> None:
 
 @njit(forceinline=True)
 def copy(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
-    """Copy `size` bytes."""
     to, since = U64(at), U64(start)
     for index in range(U64(size)):
         target[to + index] = source[since + index]
@@ -43,7 +42,6 @@ def copy(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
 
 @njit(forceinline=True)
 def xor(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
-    """XOR `size` bytes of `source` into `target`."""
     to, since = U64(at), U64(start)
     for index in range(U64(size)):
         target[to + index] ^= source[since + index]

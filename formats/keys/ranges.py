@@ -18,11 +18,9 @@ class KeyRange:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the range has no keys."""
         return bool(self.end) and self.start >= self.end
 
     def contains(self, other: KeyRange) -> bool:
-        """Return whether all of ``other`` lies in the range."""
         return self.start <= other.start and (not self.end or (bool(other.end) and other.end <= self.end))
 
     def __str__(self) -> str:

@@ -43,7 +43,6 @@ class Rewrite:
 
     @property
     def changes(self) -> bool:
-        """Return whether the rewrite changes keys."""
         return self.old != self.new
 
     @property

@@ -71,7 +71,6 @@ class SstReader:
         return max(_LEAST_BYTES, min(_BATCH_BYTES, max_rows * _ROW_BYTES, names.number(self.table.properties, total)))
 
     def _blocks(self, handles: list[BlockHandle]) -> Iterator[Readable]:
-        """The contents of data blocks."""
         for run in _runs(handles):
             start, end = run[0].offset, run[-1].offset + run[-1].size + TRAILER_SIZE
             stored = memoryview(read_exactly(self.table.source, start, end - start))
@@ -129,7 +128,6 @@ class _Cursor:
         return int(self._fields[decode.NEED_KEY]), int(self._fields[decode.NEED_VALUE])
 
     def enter(self, block: Readable) -> None:
-        """Go to the start of a block."""
         self._block = np.frombuffer(block, np.uint8)
         self._block.flags.writeable = False
         if self._last_key.size < self._block.size:

@@ -33,11 +33,9 @@ class MemorySource:
 
     @property
     def size(self) -> int:
-        """Length in bytes."""
         return len(self.data)
 
     def read_at(self, offset: int, length: int) -> memoryview:
-        """Return `length` bytes from `offset`, without a copy."""
         return memoryview(self.data)[offset : offset + length]
 
 
@@ -50,7 +48,6 @@ class TailCache:
         self._start = max(0, self.size - _TAIL)
 
     def read_at(self, offset: int, length: int) -> Readable:
-        """Return `length` bytes from `offset`."""
         if offset < self._start:
             return self.source.read_at(offset, length)
         return self._tail[offset - self._start : offset - self._start + length]

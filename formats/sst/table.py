@@ -131,11 +131,6 @@ class SstIndex:
     separators: list[bytes]
     handles: list[BlockHandle]
 
-    @property
-    def data_end(self) -> int:
-        """Offset after the last data block."""
-        return self.handles[-1].offset + self.handles[-1].size + TRAILER_SIZE if self.handles else 0
-
 
 @dataclass(frozen=True, slots=True)
 class _Form:
@@ -238,7 +233,6 @@ class Table:
 
     @cached_property
     def blocks(self) -> BlockReader:
-        """Reader of this table's blocks."""
         return BlockReader(self.source, self.footer)
 
     @cached_property
@@ -266,11 +260,6 @@ class Table:
     def entries(self) -> int:
         """Number of rows according to the properties."""
         return number(self.properties, NUM_ENTRIES)
-
-    @property
-    def tail_offset(self) -> int:
-        """End of the last data block: filter, index, properties and footer follow."""
-        return self.index.data_end
 
     def rows(self, handle: BlockHandle) -> Iterator[FoundRow]:
         """The rows of a data block. Raises `UnsupportedFormat` for a row that is no put."""

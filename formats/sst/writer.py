@@ -195,7 +195,6 @@ class SstWriter:
         return self._seal(b"", bytes(block), 0)
 
     def _write(self, block: bytes) -> BlockHandle:
-        """Write a block as it is."""
         return BlockHandle(self._offset, self._seal(b"", block, 0))
 
     def _seal(self, prefix: bytes, body: bytes, method: int) -> int:
@@ -284,7 +283,6 @@ class Arena:
         self.state[encode.START] = self.state[encode.SEALED] = self.state[encode.SEPARATED] = 0
 
     def _point(self) -> None:
-        """Set the kernels' addresses."""
         self.blocks = encode.Blocks(
             state=_address(self.state),
             arena=_address(self.memory),

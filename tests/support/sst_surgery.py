@@ -13,6 +13,9 @@ from pathlib import Path
 import fastcrc
 from rocksdict import BlockBasedOptions, ChecksumType, DBCompressionType, Options, SstFileWriter
 
+from tikv_br.formats.sst.block import TRAILER_SIZE
+from tikv_br.formats.sst.table import Table
+
 FOOTER_SIZE = 53
 _TRAILER = 5
 Handle = tuple[int, int]
@@ -134,3 +137,9 @@ def _varint(value: int) -> bytes:
         out += bytes([value & 0x7F | 0x80])
         value >>= 7
     return out + bytes([value])
+
+
+def tail_offset(table: Table) -> int:
+    """End of the last data block: filter, index, properties and footer follow."""
+    last = table.index.handles[-1]
+    return last.offset + last.size + TRAILER_SIZE

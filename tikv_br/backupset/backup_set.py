@@ -258,7 +258,6 @@ class BackupSet:
 
     @classmethod
     def from_records(cls, store: ObjectStore, content: MetaContent, known: Manifest | None) -> BackupSet:
-        """The backup with these records, which must agree."""
         return cls(
             store=store,
             api_version=content.api_version,
@@ -333,7 +332,6 @@ class BackupSet:
 
     @property
     def totals(self) -> Totals:
-        """Sums over all files."""
         return totals(self.files)
 
     @property
@@ -346,7 +344,6 @@ class BackupSet:
         verify_file_identity(self.store, file, etag_counts=self.is_at_original_location)
 
     def verify_content(self, file: FileEntry, readers: int = 1) -> None:
-        """Verify the content as `verify_file_content`."""
         verify_file_content(self.store, file, readers)
 
 

@@ -117,7 +117,6 @@ class RegionList:
         self._rest: list[RegionPart] = []
 
     def add(self, part: RegionPart) -> None:
-        """Add the next part."""
         self._rest.append(part)
         if len(self._rest) < self._each:
             return

@@ -29,7 +29,6 @@ class FileKind(enum.StrEnum):
 
     @property
     def suffix(self) -> str:
-        """Suffix of names of such files."""
         return f".{self.value}"
 
     @classmethod
@@ -84,7 +83,6 @@ class FileEntry:
 
     @property
     def key_range(self) -> KeyRange:
-        """`start_key` and `end_key`."""
         return KeyRange(self.start_key, self.end_key)
 
 

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tikv_br import records
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.cancellation import run_on_threads
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -81,7 +81,6 @@ class IndexEntry:
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether another tool made the backup."""
         return self.engine == FOREIGN_ENGINE
 
 
@@ -316,7 +315,6 @@ class Index:
         self.root.delete(entry_name(entry_id))
 
     def refresh(self) -> None:
-        """Rewrite the snapshot from the entries."""
         self.write_snapshot(self._entries(self._names()))
 
     def write_snapshot(self, entries: Iterable[IndexEntry]) -> None:
@@ -341,7 +339,6 @@ class Index:
         self.root.delete(pin_name(entry.id))
 
     def store_of(self, path: str) -> ObjectStore:
-        """The store at a backup's own path."""
         return open_store(self.root.location.child(path))
 
     def is_backup(self, entry: IndexEntry) -> bool:
@@ -353,7 +350,6 @@ class Index:
         return self._names().entries
 
     def removal_ids(self) -> list[str]:
-        """The ids of backups whose removal has begun."""
         return sorted(self._names().removals)
 
     def _names(self) -> _Names:
@@ -373,8 +369,7 @@ class Index:
         """All existing entries: from the snapshot, the others one by one."""
         copied = self._snapshot() if names.has_snapshot and names.entries else {}
         single = sorted(names.entries - copied.keys())
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="index") as pool:
-            read = [entry for entry in pool.map(self.entry, single) if entry is not None]
+        read = [entry for entry in run_on_threads(self.entry, single, THREADS, "index") if entry is not None]
         return [entry for entry in copied.values() if entry.id in names.entries] + read
 
     def _snapshot(self) -> dict[str, IndexEntry]:
@@ -430,7 +425,6 @@ def add_to_index(location: StorageLocation, made: Manifest) -> None:
 
 
 def entry_name(entry_id: str) -> str:
-    """Name of an entry's object."""
     return f"{ENTRIES}/{entry_id}.json"
 
 
@@ -503,8 +497,7 @@ def _examine(index: Index) -> tuple[dict[str, IndexEntry], list[Problem]]:
         except (BackupDamaged, BackupUnsupported, CrypterMismatch, StorageError) as error:
             return Problem(path, error)
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="rebuild") as pool:
-        results = list(pool.map(examine, sorted(metas)))
+    results = run_on_threads(examine, sorted(metas), THREADS, "rebuild")
     entries = {result.id: result for result in results if isinstance(result, IndexEntry)}
     return entries, [result for result in results if isinstance(result, Problem)]
 

@@ -69,5 +69,4 @@ def import_mode_folder(cluster_id: int) -> str:
 
 
 def lease_name(number: int) -> str:
-    """Name of a lease's object."""
     return f"{LEASE}/{number:08d}.json"

@@ -57,7 +57,6 @@ class LeaseOwner:
 
     @classmethod
     def this_process(cls) -> LeaseOwner:
-        """The one that asks."""
         return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()))
 
     @property
@@ -149,7 +148,6 @@ class NewestLease:
 
     @property
     def is_free(self) -> bool:
-        """Return whether the path can be acquired."""
         return self.lease is None or self.lease.is_over
 
 

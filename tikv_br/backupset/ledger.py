@@ -66,7 +66,6 @@ class LedgerEntry:
 
     @property
     def interval(self) -> KeyRange:
-        """Interval from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
 
@@ -85,17 +84,14 @@ class FinishedTask:
 
     @classmethod
     def of(cls, entry: LedgerEntry) -> FinishedTask:
-        """Return the identity and counts of a written entry."""
         return cls(**{field.name: getattr(entry, field.name) for field in fields(cls)})
 
     @property
     def interval(self) -> KeyRange:
-        """Interval from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
     @property
     def name(self) -> str:
-        """Name of the entry's object."""
         return layout.ledger_name(self.interval, self.attempt)
 
 

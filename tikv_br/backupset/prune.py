@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -23,6 +22,7 @@ from tikv_br.backupset.index import (
     removal_name,
 )
 from tikv_br.backupset.lease import PathLease
+from tikv_br.cancellation import run_on_threads
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -252,12 +252,7 @@ def _remove_objects(store: ObjectStore, removal: Removal, held: PathLease) -> No
 
         for name in removal.records:
             delete(name)
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="remove") as pool:
-            try:
-                for _ in pool.map(delete, removal.files):
-                    pass
-            finally:
-                pool.shutdown(cancel_futures=True)
+        run_on_threads(delete, removal.files, THREADS, "remove")
         held.confirm()
         store.sweep()  # partial files of a killed prune: while we hold the lock, nobody else writes here
         store.delete(layout.LOCK)
@@ -291,7 +286,6 @@ class RetentionDecision:
 
     @property
     def keep(self) -> bool:
-        """Return whether it is kept."""
         return bool(self.reasons)
 
 
@@ -326,8 +320,7 @@ def plan(index: Index, policy: Policy, *, include_foreign: bool = False) -> Prun
     """
     removals = interrupted_removals(index)
     listed = index.read()
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="prune") as pool:
-        there = list(pool.map(lambda each: index.is_backup(each.entry), listed))
+    there = run_on_threads(lambda each: index.is_backup(each.entry), listed, THREADS, "prune")
     present = [each for each, is_there in zip(listed, there, strict=True) if is_there]
     going = {removal.id for removal in removals}
     absent = [each.entry for each, is_there in zip(listed, there, strict=True) if not is_there]

@@ -173,7 +173,6 @@ def open_channel(
 
 
 def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
-    """Code and text of a failed call."""
     call = cast("grpc.Call", error)  # what stubs raise is both
     return call.code(), call.details() or ""
 

@@ -42,7 +42,6 @@ _REPORTED: set[tuple[int, str]] = set()
 
 
 def log_notice(event: Event) -> None:
-    """Log a notice; ignore other events."""
     if isinstance(event, Notice):
         log.warning("%s", event.message)
 
@@ -82,7 +81,6 @@ class Cluster:
 
     @property
     def cluster_id(self) -> int:
-        """The cluster's id."""
         return self.pd.cluster_id
 
     @functools.cached_property

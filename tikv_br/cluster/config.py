@@ -33,7 +33,6 @@ class TlsFiles:
 
     @property
     def enabled(self) -> bool:
-        """Whether connections use TLS."""
         return self.ca is not None
 
     @property

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypedDict, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -134,7 +134,6 @@ class Etcd:
 
     @classmethod
     def open(cls, config: EtcdConfig) -> Self:
-        """Connect with the settings of `config`; otherwise as `connect`."""
         return cls.connect(config.endpoints, config.tls, user=config.user, password=config.password)
 
     def __enter__(self) -> Self:
@@ -192,8 +191,8 @@ class Etcd:
         """
         request = pb.LeaseKeepAliveRequest(ID=lease)
 
-        def send(member: Member, call: _Call) -> int:
-            stream = member.lease.LeaseKeepAlive(iter((request,)), timeout=call.timeout, metadata=call.metadata)
+        def send(member: Member, options: _CallOptions) -> int:
+            stream = member.lease.LeaseKeepAlive(iter((request,)), **options)
             return next((answer.TTL for answer in stream), 0)
 
         ttl = self._call(send, "LeaseKeepAlive", timeout=timeout)
@@ -216,14 +215,14 @@ class Etcd:
         *,
         repeatable: bool = True,
     ) -> Response:
-        def send(member: Member, call: _Call) -> Response:
-            return pick(member)(request, timeout=call.timeout, metadata=call.metadata)
+        def send(member: Member, options: _CallOptions) -> Response:
+            return pick(member)(request, **options)
 
         return self._call(send, type(request).__name__.removesuffix("Request"), repeatable=repeatable)
 
     def _call(
         self,
-        send: Callable[[Member, _Call], T],
+        send: Callable[[Member, _CallOptions], T],
         what: str,
         *,
         repeatable: bool = True,
@@ -258,21 +257,21 @@ class Etcd:
                 raise failure
             backoffer.wait(retry.ETCD_UNAVAILABLE, failure)
 
-    def _authenticated(self, member: Member, send: Callable[[Member, _Call], T], timeout: float) -> T:
+    def _authenticated(self, member: Member, send: Callable[[Member, _CallOptions], T], timeout: float) -> T:
         """Send with a token, once more with a new one when the member no longer takes it: it restarted, or users changed."""
         if not self._user:
-            return send(member, _Call(timeout))
+            return send(member, {"timeout": timeout, "metadata": None})
         token = self._token
         if token:
             try:
-                return send(member, _Call(timeout, token))
+                return send(member, {"timeout": timeout, "metadata": (("token", token),)})
             except grpc.RpcError as error:
                 code, details = status_of(error)
                 if code is not grpc.StatusCode.UNAUTHENTICATED and _OLD_TOKEN not in details:
                     raise
         request = pb.AuthenticateRequest(name=self._user, password=self._password)
         self._token = member.auth.Authenticate(request, timeout=timeout).token
-        return send(member, _Call(timeout, self._token))
+        return send(member, {"timeout": timeout, "metadata": (("token", self._token),)})
 
     def _switch_member(self, index: int) -> None:
         """Use the next member, unless another thread has already switched."""
@@ -303,17 +302,11 @@ class Etcd:
         return EtcdUnreachable(f"{who}: {code.name}: {details}", outcome_unknown=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """Timeout and credentials of one request."""
+class _CallOptions(TypedDict):
+    """Arguments of each call of a stub."""
 
     timeout: float
-    token: str = ""
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """The token, where there is one."""
-        return (("token", self.token),) if self.token else None
+    metadata: tuple[tuple[str, str], ...] | None
 
 
 log = logging.getLogger(__name__)

@@ -73,12 +73,10 @@ class Compare:
 
 
 def absent(key: str) -> Compare:
-    """Condition: the key does not exist."""
     return Compare(key, CREATED, 0)
 
 
 def none_with(prefix: str) -> Compare:
-    """Condition: no key with this prefix exists."""
     return Compare(prefix, CREATED, 0, prefix=True)
 
 
@@ -116,31 +114,26 @@ def range_end(prefix: str) -> bytes:
 
 
 def to_range(operation: Get) -> etcdserverpb_pb2.RangeRequest:
-    """The request that reads what `operation` says."""
     return etcdserverpb_pb2.RangeRequest(key=operation.key.encode(), range_end=_end(operation))
 
 
 def to_put(operation: Put) -> etcdserverpb_pb2.PutRequest:
-    """The request that writes what `operation` says."""
     return etcdserverpb_pb2.PutRequest(key=operation.key.encode(), value=operation.value, lease=operation.lease)
 
 
 def to_delete(operation: Delete) -> etcdserverpb_pb2.DeleteRangeRequest:
-    """The request that removes what `operation` says."""
     return etcdserverpb_pb2.DeleteRangeRequest(key=operation.key.encode(), range_end=_end(operation))
 
 
 def to_txn(
     compares: Iterable[Compare], then: Iterable[Operation], otherwise: Iterable[Operation]
 ) -> etcdserverpb_pb2.TxnRequest:
-    """The request of a transaction."""
     return etcdserverpb_pb2.TxnRequest(
         compare=map(_to_compare, compares), success=map(_to_op, then), failure=map(_to_op, otherwise)
     )
 
 
 def from_range(response: etcdserverpb_pb2.RangeResponse) -> Listing:
-    """Convert the answer to a read."""
     return Listing(tuple(map(_from_item, response.kvs)), response.header.revision)
 
 

@@ -79,7 +79,6 @@ class Ingests:
         self._followers = f"{root}follower/"
 
     def read(self) -> tuple[Ingest, ...]:
-        """All announcements."""
         return tuple(map(_load, self._etcd.range(self._prefix).items))
 
     def revision(self) -> int:
@@ -151,7 +150,6 @@ class Ingests:
         return {item.key.removeprefix(self._followers) for item in self._etcd.range(self._followers).items}
 
     def tikv_cdc(self) -> list[str]:
-        """The ids of the changefeeds of TiKV-CDC."""
         found = self._etcd.range(CDC_CHANGEFEEDS).items
         return [item.key.removeprefix(CDC_CHANGEFEEDS) for item in found if _cdc_state(item) not in _CDC_ENDED]
 

@@ -50,12 +50,10 @@ class PdClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self.connection.close()
 
     @property
     def cluster_id(self) -> int:
-        """The cluster's id."""
         return self.connection.cluster_id
 
     def tso(self) -> int:

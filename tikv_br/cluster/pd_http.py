@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 import orjson
@@ -166,13 +166,6 @@ GC_WORKER = "gc_worker"
 """The name under which GC itself has an entry among the services."""
 
 
-class DocumentSource(Protocol):
-    """The part of `PdHttp` that reads documents."""
-
-    def document(self, path: str) -> object:
-        """The JSON document at a path below ``/pd/api/v1``. Raises `ClusterError`."""
-
-
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A store that is not gone for good, as PD hears of it."""
@@ -234,12 +227,12 @@ class GcStatus:
         return max(self.safe_point, min([self.worker, *held]))
 
 
-def store_statuses(pd: DocumentSource) -> list[StoreStatus]:
+def store_statuses(pd: PdHttp) -> list[StoreStatus]:
     """All stores, TiFlash too."""
     return [_store(item) for item in _object(pd, "/stores").get("stores") or ()]
 
 
-def free_space(pd: DocumentSource, store_id: int) -> str:
+def free_space(pd: PdHttp, store_id: int) -> str:
     """The space on a store's disk, as a part of a message; empty if PD does not answer, or does not know it."""
     with contextlib.suppress(ClusterError):
         for store in store_statuses(pd):
@@ -248,13 +241,13 @@ def free_space(pd: DocumentSource, store_id: int) -> str:
     return ""
 
 
-def member_health(pd: DocumentSource) -> dict[str, bool]:
+def member_health(pd: PdHttp) -> dict[str, bool]:
     """Return the health of each PD member by name."""
     members = cast("Iterable[dict[str, Any]]", pd.document("/health") or ())
     return {str(member.get("name", "")): bool(member.get("health")) for member in members}
 
 
-def gc_status(pd: DocumentSource) -> GcStatus:
+def gc_status(pd: PdHttp) -> GcStatus:
     """GC's safe point and those of services."""
     document = _object(pd, "/gc/safepoint")
     services = (
@@ -267,7 +260,7 @@ def gc_status(pd: DocumentSource) -> GcStatus:
     return GcStatus(int(document.get("gc_safe_point", 0)), held, worker)
 
 
-def merges_regions(pd: DocumentSource) -> bool:
+def merges_regions(pd: PdHttp) -> bool:
     """Return whether PD merges small regions; import tools disable it temporarily with a size of 0."""
     return int(_object(pd, "/config/schedule").get("max-merge-region-size", 1)) > 0
 
@@ -294,7 +287,7 @@ def _store(item: dict[str, Any]) -> StoreStatus:
     )
 
 
-def _object(pd: DocumentSource, path: str) -> dict[str, Any]:
+def _object(pd: PdHttp, path: str) -> dict[str, Any]:
     document = pd.document(path)
     if not isinstance(document, dict):
         raise RequestRefused(f"PD {path}: the response is not a JSON object")

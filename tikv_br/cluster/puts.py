@@ -148,7 +148,6 @@ class ColumnWriter:
         return expired
 
     def delete(self, keys: pa.LargeBinaryArray) -> None:
-        """Remove keys."""
         deletes = Deletes(self._codec.prefix, keys)
 
         def send(region: Region, store: StoreClient, rows: Sequence[int]) -> None:

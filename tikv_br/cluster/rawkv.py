@@ -144,7 +144,6 @@ class RawClient:
         self._on_key(key, send, "RawDelete")
 
     def batch_delete(self, keys: Iterable[bytes]) -> None:
-        """Remove keys, in batches."""
         from tikv_br.formats import columns
 
         self.column_writer().delete(columns.from_list(sorted(set(keys))))

@@ -83,7 +83,6 @@ class RegionErrorSeen(Exception):
 
     @property
     def reaction(self) -> Reaction:
-        """The row of the table."""
         return REACTIONS.get(self.kind, MESSAGE_ONLY)
 
 
@@ -100,12 +99,10 @@ def kind_of(error: errorpb_pb2.Error) -> str:
 
 
 def describe(error: errorpb_pb2.Error) -> str:
-    """Kind and message in one line."""
     return f"{kind_of(error) or 'region error'}: {error.message}"
 
 
 def check_region_error(answer: _Answer) -> None:
-    """Raise `RegionErrorSeen` when the answer carries a region error."""
     if answer.HasField("region_error"):
         raise RegionErrorSeen(answer.region_error)
 

@@ -22,7 +22,6 @@ class Peer:
 
     @classmethod
     def of(cls, peer: metapb_pb2.Peer) -> Peer:
-        """Convert a peer from the wire."""
         return cls(peer.id, peer.store_id, voter=peer.role != metapb_pb2.Learner)
 
 
@@ -55,11 +54,9 @@ class Region:
         )
 
     def contains(self, bound: bytes) -> bool:
-        """Whether a physical key lies in the region."""
         return self.start <= bound and (not self.end or bound < self.end)
 
     def overlaps(self, other: Region) -> bool:
-        """Return whether the two regions share keys."""
         return (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
 
     def with_leader_on(self, store_id: int) -> Region:
@@ -113,11 +110,9 @@ class RegionColumns:
 
     @property
     def total_bytes(self) -> int:
-        """Sum of the sizes."""
         return sum(self.sizes)
 
     def start(self, index: int) -> bytes:
-        """Return the start key of the region at `index`."""
         return self.keys[self.bounds[index] : self.bounds[index + 1]]
 
     def overlapping(self, start: bytes, end: bytes) -> RegionColumns:

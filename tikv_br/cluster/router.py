@@ -74,8 +74,11 @@ class Router:
             attempt = _Call(self, what, backoffer)
             while True:
                 region = self.regions.locate(bound)
-                store = self._leader_store(region, attempt)
-                if store is None:
+                try:
+                    store = self._stores.get(region.leader.store_id)
+                except RequestRefused as error:  # the store has left the cluster, and the region has moved
+                    self.regions.invalidate(region.id)
+                    backoffer.wait(retry.REGION_MISS, error)
                     continue
                 try:
                     return send(region, store)
@@ -87,14 +90,6 @@ class Router:
                     if not retry_unknown:
                         raise
                     attempt.after_no_answer(region, error)
-
-    def _leader_store(self, region: Region, attempt: _Call) -> StoreClient | None:
-        """The leader's store; None, after a wait, when PD no longer knows it: then the region has moved."""
-        try:
-            return self._stores.get(region.leader.store_id)
-        except RequestRefused as error:
-            attempt.after_removed_store(region, error)
-            return None
 
     def full_store(self, store_id: int, what: str, cause: str) -> StoreFull:
         """The error for a store whose disk stays full."""
@@ -158,11 +153,6 @@ class _Call:
         self._silent.clear()
         self._regions.invalidate(region.id)
         self._router.forget_store(region.leader.store_id)
-
-    def after_removed_store(self, region: Region, error: RequestRefused) -> None:
-        """Forget a region whose leader is on a store that left the cluster."""
-        self._regions.invalidate(region.id)
-        self._backoffer.wait(retry.REGION_MISS, error)
 
     def _follow_leader_hint(self, region: Region, error: errorpb_pb2.NotLeader) -> bool:
         """Switch to the leader that a store names; True when the next try needs no wait."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tikv_br import cancellation
+from tikv_br.cancellation import run_on_threads
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_region_error
@@ -37,14 +38,9 @@ def split_at(cluster: Cluster, codec: KeyCodec, rpc_keys: Iterable[bytes]) -> li
     Regions are split at the same time, each at all of its keys. Returns the regions that came out of splits, as the stores
     reported them. Raises as `Router.call` does.
     """
-    groups = by_region(cluster, codec, sorted(set(rpc_keys)))
-    made: dict[int, Region] = {}
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="split") as pool:
-        try:
-            for pieces in pool.map(lambda keys: _split_all(cluster, codec, keys), groups):
-                made.update((piece.id, piece) for piece in pieces)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    groups = list(by_region(cluster, codec, sorted(set(rpc_keys))))
+    found = run_on_threads(lambda keys: _split_all(cluster, codec, keys), groups, THREADS, "split")
+    made = {piece.id: piece for pieces in found for piece in pieces}
     return sorted(made.values(), key=lambda region: region.start)
 
 
@@ -90,7 +86,7 @@ def _split(
         split_keys=keys,  # not encoded: the store does that when is_raw_kv is set
         is_raw_kv=True,
     )
-    answer = store.split_region(request)
+    answer = store.call(store.kv.SplitRegion, request)
     if _NOTHING_TO_SPLIT in answer.region_error.message:
         return []
     check_region_error(answer)

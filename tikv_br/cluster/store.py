@@ -112,7 +112,6 @@ class EventFeed:
         raise ClusterUnreachable(f"{self}: the store ended the feed")
 
     def cancel(self) -> None:
-        """End the stream."""
         run_in_worker_thread(self._end)
 
     def _end(self) -> None:
@@ -211,10 +210,6 @@ class StoreClient:
         """RawGetKeyTTL. Raises `DangerousRequest` for a store without TTL."""
         check_get_ttl(api_version)
         return self.call(self.kv.RawGetKeyTTL, request)
-
-    def split_region(self, request: kvrpcpb_pb2.SplitRegionRequest) -> kvrpcpb_pb2.SplitRegionResponse:
-        """Split a region that this store leads."""
-        return self.call(self.kv.SplitRegion, request)
 
     def backup(self, request: brpb_pb2.BackupRequest, *, timeout: float | None = None) -> BackupStream:
         """Have the store back up what it leads of a range; one answer a region, in no order; all within ``timeout`` seconds.

@@ -46,7 +46,6 @@ class Store:
 
     @classmethod
     def of(cls, store: metapb_pb2.Store) -> Store:
-        """Convert a store from the wire."""
         return cls(
             id=store.id,
             address=store.address,
@@ -155,7 +154,6 @@ def _ask_stores(stores: Sequence[Store], tls: TlsFiles, timeout: float) -> dict[
 
 
 def store_config(store: Store, tls: TlsFiles, timeout: float) -> StoreConfig:
-    """The ``/config`` of one store."""
     config: Any = request_json("GET", f"{tls.scheme}://{store.status_address}/config", tls, timeout)
     storage: Any = config.get("storage") if isinstance(config, dict) else None
     if not isinstance(storage, dict):

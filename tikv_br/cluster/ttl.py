@@ -58,7 +58,6 @@ class _Request:
 
     @property
     def seconds(self) -> float:
-        """Round-trip time."""
         return self.received - self.sent
 
 

@@ -85,7 +85,6 @@ class RequestFailure:
 
     @property
     def answered(self) -> bool:
-        """Return whether the server answered."""
         return self.status != 0
 
     @property
@@ -206,23 +205,19 @@ class CloudObjectStore(ObjectStore, abc.ABC):
 
     @property
     def location(self) -> StorageLocation:
-        """Bucket and prefix."""
         return self._location
 
     def put(self, name: str, data: bytes) -> ObjectInfo:
-        """See `ObjectStore.put`."""
         return self._put(name, data, "overwrite")
 
     def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
-        """See `ObjectStore.put_if_absent`: a conditional request, again where another one was under way."""
+        """By a conditional request, again where another one was under way."""
         return self._put(name, data, "create")
 
     def get(self, name: str) -> bytes:
-        """See `ObjectStore.get`."""
         return self._request("read", check_name(name), lambda store: obstore.get(store, name).bytes().to_bytes())
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """See `ObjectStore.get_range`."""
         if length <= 0:
             return b""
 
@@ -237,8 +232,6 @@ class CloudObjectStore(ObjectStore, abc.ABC):
         return self._request("read", check_name(name), read)
 
     def stat(self, name: str) -> ObjectInfo:
-        """See `ObjectStore.stat`."""
-
         def look(store: CloudStore) -> ObjectInfo:
             try:
                 meta = obstore.head(store, name)
@@ -252,7 +245,6 @@ class CloudObjectStore(ObjectStore, abc.ABC):
         return self._request("inspect", check_name(name), look)
 
     def list(self, folder: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`."""
         prefix = check_name(folder) if folder else None
         last: str | None = None
         pages: Iterator[Sequence[ObjectMeta]] | None = None
@@ -273,8 +265,6 @@ class CloudObjectStore(ObjectStore, abc.ABC):
                 yield _info(meta["path"], meta)
 
     def delete(self, name: str) -> None:
-        """See `ObjectStore.delete`."""
-
         def remove(store: CloudStore) -> None:
             try:
                 obstore.delete(store, name)
@@ -285,10 +275,9 @@ class CloudObjectStore(ObjectStore, abc.ABC):
         self._request("delete", check_name(name), remove)
 
     def sweep(self, folder: str = "", *, deep: bool = False, older_than: float = 0.0) -> None:
-        """See `ObjectStore.sweep`."""
+        """Killed writers leave nothing but unfinished uploads."""
 
     def open_writer(self, name: str) -> Writer:
-        """See `ObjectStore.open_writer`."""
         check_name(name)
         self._wait_until_available()
         return CloudWriter(
@@ -448,13 +437,11 @@ class CloudObjectStore(ObjectStore, abc.ABC):
 
     @functools.cached_property
     def _store(self) -> CloudStore:
-        """Client for all other requests."""
         silence = min(SILENCE_TIMEOUT, max(timedelta(seconds=self._patience), FIRST_ANSWER_TIMEOUT))
         return self._client({"timeout": REQUEST_TIMEOUT, "read_timeout": silence})
 
     @functools.cached_property
     def _probe_store(self) -> CloudStore:
-        """Client for probes."""
         return self._client({"timeout": FIRST_ANSWER_TIMEOUT})
 
     @functools.cached_property

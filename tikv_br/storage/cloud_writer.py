@@ -61,7 +61,6 @@ class CloudWriter(Writer):
         self._finished = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See `Writer.write`."""
         if self._finished:
             raise ValueError(f"{self._target.name} is closed already")
         rest = memoryview(data).cast("B")
@@ -74,7 +73,6 @@ class CloudWriter(Writer):
             rest = rest[room:]
 
     def close(self) -> ObjectInfo:
-        """See `Writer.close`."""
         if self._finished:
             raise ValueError(f"{self._target.name} is closed already")
         result = self._finish()
@@ -82,7 +80,6 @@ class CloudWriter(Writer):
         return ObjectInfo(self._target.name, self._size, plain_etag(result["e_tag"]))
 
     def abort(self) -> None:
-        """See `Writer.abort`."""
         if self._finished:
             return
         self._finished = True
@@ -190,5 +187,4 @@ class _Upload:
 
 
 def plain_etag(etag: str | None) -> str:
-    """An ETag without its quotes."""
     return (etag or "").strip('"')

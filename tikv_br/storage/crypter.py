@@ -118,7 +118,6 @@ class Crypter:
 
     @property
     def encrypts(self) -> bool:
-        """Return whether the method encrypts."""
         return self.method != PLAINTEXT
 
     @property
@@ -154,7 +153,6 @@ _KEY_HINT = "Write it as 32, 48 or 64 hexadecimal digits, for instance from `ope
 
 
 def _key_size(key: SecretText) -> int:
-    """Bytes of a key."""
     if not key:
         raise UsageError("encryption is enabled, but no key was passed", hint="Pass --crypter.key-file.")
     try:

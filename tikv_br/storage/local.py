@@ -94,17 +94,15 @@ class LocalObjectStore(ObjectStore):
 
     @property
     def location(self) -> StorageLocation:
-        """The directory."""
         return self._location
 
     def put(self, name: str, data: bytes) -> ObjectInfo:
-        """See `ObjectStore.put`."""
         with self.open_writer(name) as writer:
             writer.write(data)
             return writer.close()
 
     def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
-        """See `ObjectStore.put_if_absent`: the link is made by one process only, of a file already durable."""
+        """By a link, which one process only makes, of a file already durable."""
         for _attempt in range(_REMOVED_ATTEMPTS):
             with suppress(_TemporaryFileRemoved), _LocalWriter(self._path(name), name, publish=_link) as writer:
                 writer.write(data)
@@ -112,20 +110,17 @@ class LocalObjectStore(ObjectStore):
         raise StorageError(f"{self._path(name)} cannot be written: another process keeps removing the temporary file")
 
     def get(self, name: str) -> bytes:
-        """See `ObjectStore.get`."""
         path = self._path(name)
         with _reading(path):
             return path.read_bytes()
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """See `ObjectStore.get_range`."""
         path = self._path(name)
         with _reading(path), path.open("rb", buffering=0) as file:
             file.seek(offset)
             return _read_up_to(file.fileno(), length)
 
     def stat(self, name: str) -> ObjectInfo:
-        """See `ObjectStore.stat`."""
         path = self._path(name)
         with _reading(path):
             if not path.is_file():
@@ -133,7 +128,6 @@ class LocalObjectStore(ObjectStore):
             return _info(name, path)
 
     def list(self, folder: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`."""
         top = self._path(folder) if folder else self._root
         for directory, _folders, files in os.walk(top, onerror=_listing_failed):
             place = Path(directory)
@@ -147,7 +141,6 @@ class LocalObjectStore(ObjectStore):
                     yield info
 
     def delete(self, name: str) -> None:
-        """See `ObjectStore.delete`."""
         path = self._path(name)
         with storage_errors(path, "written"):
             path.unlink(missing_ok=True)
@@ -158,7 +151,6 @@ class LocalObjectStore(ObjectStore):
                         (self._root / parent).rmdir()
 
     def sweep(self, folder: str = "", *, deep: bool = False, older_than: float = 0.0) -> None:
-        """See `ObjectStore.sweep`."""
         top = self._path(folder) if folder else self._root
         for directory in [Path(path) for path, _folders, _files in os.walk(top, topdown=False)] if deep else [top]:
             left: list[Path] = []
@@ -176,7 +168,6 @@ class LocalObjectStore(ObjectStore):
                     directory.rmdir()
 
     def open_writer(self, name: str) -> Writer:
-        """See `ObjectStore.open_writer`."""
         return _LocalWriter(self._path(name), name, publish=_rename)
 
     def _path(self, name: str) -> Path:

@@ -173,7 +173,6 @@ class StorageLocation:
 
     @property
     def has_secrets(self) -> bool:
-        """Return whether the URL or a flag contained credentials."""
         secrets = (self.s3.access_key, self.azure.account_key, self.azure.sas_token)
         return any(map(bool, secrets))
 
@@ -274,7 +273,6 @@ def _check_text(url: str) -> None:
 
 
 def _decoded(text: str) -> str:
-    """Decode percent-encoding. Raises `UsageError` for invalid UTF-8."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -408,14 +406,6 @@ def _parameters(query: str, kind: type[CloudOptions]) -> dict[str, Any]:
     return found
 
 
-def _text(_name: str, value: str) -> str:
-    return value
-
-
-def _secret(_name: str, value: str) -> SecretText:
-    return SecretText(value)
-
-
 def _flag(name: str, value: str) -> bool:
     if value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
@@ -428,7 +418,11 @@ def _no_acceleration(name: str, value: str) -> bool:
     return False
 
 
-_READERS: dict[str, _Reader] = {"str": _text, "bool | None": _flag, "SecretText": _secret}
+_READERS: dict[str, _Reader] = {
+    "str": lambda _name, value: value,
+    "bool | None": _flag,
+    "SecretText": lambda _name, value: SecretText(value),
+}
 """Readers of parameters by the types of the fields that they fill."""
 _OF_MACHINE = {"ca", "credentials_file"}
 """Paths on the machine of a task, which no URL shows."""

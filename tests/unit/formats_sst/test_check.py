@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sst_surgery import tail_offset
 from tests.unit.formats_sst.tables import Row, hand_made, sst_dump, storage_rows, table_options, write, write_by_rocksdb
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
@@ -265,7 +266,7 @@ def test_few_bytes_are_read() -> None:
     check_structure(table, V2)
     assert len(source.reads) <= 3
     assert sum(length for _, length in source.reads) < 200 << 10
-    assert data[table.tail_offset :].count(b"rocksdb.num.entries") == 1
+    assert data[tail_offset(table) :].count(b"rocksdb.num.entries") == 1
 
 
 @pytest.mark.parametrize("format_version", range(2, 7))
@@ -277,7 +278,7 @@ def test_tables_of_rocksdb(tmp_path: Path, format_version: int) -> None:
     table = Table(MemorySource(data))
     assert check_structure(table, V2) == (rows[0][0], rows[-1][0])
     assert table.entries == 3000
-    assert names.number(table.properties, names.TAIL_START) == table.tail_offset
+    assert names.number(table.properties, names.TAIL_START) == tail_offset(table)
     content(data, V2)
 
 
@@ -286,7 +287,7 @@ def test_every_flipped_byte_of_the_tail() -> None:
     rows = storage_rows(V2, 200)
     data, _ends = write(rows)
     silent = 0
-    for at in range(Table(MemorySource(data)).tail_offset, len(data)):
+    for at in range(tail_offset(Table(MemorySource(data))), len(data)):
         changed = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
         try:
             structure(changed, V2)
