@@ -63,6 +63,12 @@ def view(array: pa.LargeBinaryArray) -> tuple[Offsets, Bytes]:
     )
 
 
+def row_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The bytes of key and value of each row, shape (rows,)."""
+    sizes: npt.NDArray[np.int64] = np.diff(view(rows["key"])[0]) + np.diff(view(rows["value"])[0])
+    return sizes
+
+
 def numbers(array: pa.Array) -> Numbers:
     """A column of uint64 as a read-only view. Raises `FormatError` for another type or for nulls."""
     if array.type != pa.uint64() or array.null_count:

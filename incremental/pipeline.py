@@ -43,7 +43,6 @@ from tikv_br.tasks.task import keep_freed_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy.typing import NDArray
 
 
 log = logging.getLogger(__name__)
@@ -232,12 +231,6 @@ class _Stopped(Exception):
     """`Replicator.stop` was called while the sink failed, or while changes waited for the rate limit."""
 
 
-def _row_sizes(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    """Bytes of the key and the value of each row, shape (rows,)."""
-    key, value = (np.diff(columns.view(batch[name])[0]) for name in ("key", "value"))
-    return (key + value).astype(np.int64)
-
-
 class Replicator:
     """Runs one sync in the thread that calls `run`; `stop` and `status` are thread-safe."""
 
@@ -377,7 +370,7 @@ class Replicator:
         if not self._limit:
             yield batch
             return
-        ends = np.concatenate(([0], np.cumsum(_row_sizes(batch))))
+        ends = np.concatenate(([0], np.cumsum(columns.row_sizes(batch))))
         done = 0
         while done < batch.num_rows:
             most = ends[done] + PORTION_SECONDS * self._options.rate_limit

@@ -105,8 +105,7 @@ def pieces(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBa
 def _split(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
     """Split only between two ts: a part is larger than `size` if the rows of one ts are."""
     ts = columns.numbers(rows["ts"])
-    lengths = [np.diff(columns.view(rows[name])[0]) for name in ("key", "value")]
-    ends = np.cumsum(lengths[0] + lengths[1] + ROW_BYTES)
+    ends = np.cumsum(columns.row_sizes(rows) + ROW_BYTES)
     first = 0
     while first < rows.num_rows:
         start = ends[first - 1] if first else 0

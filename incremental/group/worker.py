@@ -57,11 +57,9 @@ class TaskCheckpoints(CheckpointStore):
         """`present`: the capture's key still exists; `assigned`: the task is unchanged since it was assigned to us."""
         self._etcd = store.etcd
         self._key = store.keys.progress(task.id)
-        self._task = task
-        self._start_ts = start_ts
+        self._start = Progress(task.changefeed, task.number, start_ts, start_ts, task.epoch, task.capture, 0)
         self._present, self._assigned = present, assigned
         self._expected = absent(self._key)
-        self._missed: tuple[str, ...] = ()
         self.status: Callable[[], SyncStatus] | None = None
         """Gives figures to save beside the checkpoint."""
         self.moved_at = time.monotonic()
@@ -71,36 +69,32 @@ class TaskCheckpoints(CheckpointStore):
         """See `CheckpointStore.claim`; fences the previous capture, which has freed the task."""
         item = self._etcd.get(self._key)
         self._expected = absent(self._key) if item is None else unchanged(item)
-        found = self._parsed(item)
-        self._missed = found.missed
-        self._write(found.checkpoint_ts, found.resolved_ts, "", self._assigned)
-        return self._task.epoch
+        self._write(self._parsed(item), "", self._assigned)
+        return self._start.epoch
 
     def load(self) -> Checkpoint:
         """See `CheckpointStore.load`; before the first save, the changefeed's start-ts."""
         found = self._parsed(self._etcd.get(self._key))
         return Checkpoint(
-            str(self._task.id),
+            str(self._start.id),
             found.checkpoint_ts,
             found.resolved_ts,
-            self._task.epoch,
+            self._start.epoch,
             found.saved_ms,
             missed=found.missed,
         )
 
     def save(self, checkpoint: Checkpoint) -> None:
         """See `CheckpointStore.save`. Raises `EtcdError`."""
-        self._missed = checkpoint.missed
-        self._write(checkpoint.checkpoint_ts, checkpoint.resolved_ts, "")
+        self._write(checkpoint, "")
         self.moved_at = time.monotonic()
 
     def save_error(self, error: str) -> None:
         """Save why the task ended, with an unchanged checkpoint. Raises as `save`."""
-        found = self._parsed(self._etcd.get(self._key))
-        self._write(found.checkpoint_ts, found.resolved_ts, error)
+        self._write(self._parsed(self._etcd.get(self._key)), error)
 
-    def _write(self, checkpoint_ts: int, resolved_ts: int, error: str, *conditions: Compare) -> None:
-        data = dump(self._progress(checkpoint_ts, resolved_ts, error))
+    def _write(self, reached: Checkpoint | Progress, error: str, *conditions: Compare) -> None:
+        data = dump(self._progress(reached, error))
         while True:
             done = self._etcd.transact(
                 [self._present, self._expected, *conditions],
@@ -116,29 +110,29 @@ class TaskCheckpoints(CheckpointStore):
     def _adopt(self, item: KeyValue | None) -> None:
         """Continue from the stored value if it is ours (the answer to an earlier write was lost). Raises `SyncFenced` if not."""
         if item is None or unchanged(item) == self._expected or not self._is_ours(load_progress(item)):
-            raise SyncFenced(f"task {self._task.id} is no longer assigned to capture {self._task.capture}")
+            raise SyncFenced(f"task {self._start.id} is no longer assigned to capture {self._start.capture}")
         self._expected = unchanged(item)
 
     def _is_ours(self, progress: Progress) -> bool:
-        return (progress.capture, progress.epoch) == (self._task.capture, self._task.epoch)
+        return (progress.capture, progress.epoch) == (self._start.capture, self._start.epoch)
 
     def _parsed(self, item: KeyValue | None) -> Progress:
-        if item is None:
-            return self._bare(self._start_ts, self._start_ts, 0)
-        return load_progress(item)
+        return self._start if item is None else load_progress(item)
 
-    def _bare(self, checkpoint_ts: int, resolved_ts: int, saved_ms: int) -> Progress:
-        task = self._task
-        return Progress(task.changefeed, task.number, checkpoint_ts, resolved_ts, task.epoch, task.capture, saved_ms)
-
-    def _progress(self, checkpoint_ts: int, resolved_ts: int, error: str) -> Progress:
-        status = self.status() if self.status is not None else None
-        now_ms = time.time_ns() // 1_000_000
-        bare = replace(self._bare(checkpoint_ts, resolved_ts, now_ms), error=redact(error), missed=self._missed)
-        if status is None:
-            return bare
+    def _progress(self, reached: Checkpoint | Progress, error: str) -> Progress:
+        progress = replace(
+            self._start,
+            checkpoint_ts=reached.checkpoint_ts,
+            resolved_ts=reached.resolved_ts,
+            missed=reached.missed,
+            saved_ms=time.time_ns() // 1_000_000,
+            error=redact(error),
+        )
+        if self.status is None:
+            return progress
+        status = self.status()
         return replace(
-            bare,
+            progress,
             events=status.events,
             written=status.written,
             events_per_second=round(status.events_per_second),

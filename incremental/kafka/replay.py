@@ -441,7 +441,7 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
         feed = TopicFeed(
             group,
             url.topic,
-            _codec(url),
+            OpenCodec() if url.protocol is Protocol.OPEN else JsonCodec(url.encoding),
             starts,
             limits=options.limits,
             until_ts=options.until_ts,
@@ -484,7 +484,3 @@ def _check_sink(name: str, records: Iterable[Record], place: str) -> None:
                 f"consumer group {name} has replayed the topic to {record.sink}, but the sink is {place}",
                 hint="Pass another --group for each target: its offsets are the progress of that target.",
             )
-
-
-def _codec(url: KafkaUrl) -> Codec:
-    return OpenCodec() if url.protocol is Protocol.OPEN else JsonCodec(url.encoding)

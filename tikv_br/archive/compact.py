@@ -320,14 +320,8 @@ def rewrite(context: CompactionContext) -> None:
     """Run a task per chunk, and write the segment of each that has ended. Raises the first error of a task."""
     options, chunks = context.options, context.chunks
     slots = options.concurrency or os.cpu_count() or 1
-    job = CompactionJob(
-        storage=options.storage,
-        log_id=options.log_id,
-        codec=context.archive.codec,
-        rate_limit=RateLimit(options.rate_limit).share(context.executor, slots, len(chunks)),
-        task_bytes=options.task_bytes,
-        file_bytes=options.file_bytes,
-    )
+    rate_limit = RateLimit(options.rate_limit).share(context.executor, slots, len(chunks))
+    job = CompactionJob(options, context.archive.codec, rate_limit)
 
     def add(result: RewrittenChunk) -> None:
         context.confirm_lock()
@@ -378,12 +372,9 @@ def remove_replaced(context: CompactionContext) -> None:
 class CompactionJob:
     """Parameters that all tasks of a run share. Picklable."""
 
-    storage: StorageLocation
-    log_id: str
+    options: CompactionOptions
     codec: KeyCodec
     rate_limit: RateLimit
-    task_bytes: int
-    file_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,14 +388,14 @@ class RewrittenChunk:
 
 def rewrite_chunk(job: CompactionJob, chunk: Chunk, context: TaskContext) -> RewrittenChunk:
     """Rewrite the files of a chunk. Raises `LogDamaged` that names the file, `StorageError`."""
-    store = open_store(job.storage)
+    store = open_store(job.options.storage)
     written: list[FileEntry] = []
     buffer: list[pa.RecordBatch] = []
     size = 0
     try:
         for file in chunk.files:
             for batch in _rows_of(store, file, job.codec):
-                if buffer and size + batch.nbytes > job.task_bytes:
+                if buffer and size + batch.nbytes > job.options.task_bytes:
                     written += _write_sorted(job, store, chunk.span, buffer)
                     size = 0
                 buffer.append(batch)
@@ -451,8 +442,8 @@ def _write_sorted(
     rows = by_version(rows)
     offsets = columns.view(rows["key"])[0] + columns.view(rows["value"])[0]
     size = int(offsets[-1] - offsets[0])
-    count = max(round(size / job.file_bytes), 1)
+    count = max(round(size / job.options.file_bytes), 1)
     cuts = np.searchsorted(offsets - offsets[0], [size * part // count for part in range(1, count)])
     for first, end in pairwise(sorted({0, *map(int, cuts), rows.num_rows})):
         part = rows.slice(first, end - first)
-        yield write_rows(store, job.log_id, span, job.codec, part, job.rate_limit, ROW_GROUPS)
+        yield write_rows(store, job.options.log_id, span, job.codec, part, job.rate_limit, ROW_GROUPS)

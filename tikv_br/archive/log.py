@@ -107,11 +107,25 @@ class LogArchive:
     @staticmethod
     def describe(store: ObjectStore, log_id: str) -> LogDescription:
         """Read only the description. Raises as `open`."""
-        return _description(store, log_id)
+        name = f"{log_id}/{DESCRIPTION}"
+        try:
+            found = read_record(store, LogDescription, name)
+        except StorageObjectMissing as error:
+            if any(SegmentName.parse(info.name) for info in store.list(log_id)):
+                raise LogDamaged(f"{name} at {store.location.redacted()} is missing") from None
+            raise BackupNotFound(
+                f"there is no log {log_id} at {store.location.redacted()}: {error.message}",
+                hint="Check the URL and --log-id. `tikv-br log start` starts a log.",
+            ) from None
+        except BackupDamaged as error:
+            raise LogDamaged(f"{store.location.redacted()}: {error.message}") from None
+        if found.log_id != log_id:
+            raise LogDamaged(f"{store.location.redacted()}: {name} is damaged: it belongs to the log {found.log_id}")
+        return found
 
     @classmethod
     def _read(cls, store: ObjectStore, log_id: str, known: Mapping[str, Segment]) -> LogArchive:
-        description = _description(store, log_id)
+        description = cls.describe(store, log_id)
         damage: list[DamagedObject] = []
         checkpoint_ts = _checkpoint_ts(store, description, damage)  # before the segments, which may become more
         truncated_ts = _truncated_ts(store, log_id, damage)
@@ -348,24 +362,6 @@ def read_log_rows(
 
 def _order(segment: Segment) -> tuple[int, int, str]:
     return segment.from_ts, segment.to_ts, segment.name
-
-
-def _description(store: ObjectStore, log_id: str) -> LogDescription:
-    name = f"{log_id}/{DESCRIPTION}"
-    try:
-        found = read_record(store, LogDescription, name)
-    except StorageObjectMissing as error:
-        if any(SegmentName.parse(info.name) for info in store.list(log_id)):
-            raise LogDamaged(f"{name} at {store.location.redacted()} is missing") from None
-        raise BackupNotFound(
-            f"there is no log {log_id} at {store.location.redacted()}: {error.message}",
-            hint="Check the URL and --log-id. `tikv-br log start` starts a log.",
-        ) from None
-    except BackupDamaged as error:
-        raise LogDamaged(f"{store.location.redacted()}: {error.message}") from None
-    if found.log_id != log_id:
-        raise LogDamaged(f"{store.location.redacted()}: {name} is damaged: it belongs to the log {found.log_id}")
-    return found
 
 
 def _checkpoint_ts(store: ObjectStore, description: LogDescription, damage: list[DamagedObject]) -> int:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 
 from tikv_br.archive.records import (
@@ -83,7 +82,7 @@ def write_rows(
         end_key=codec.rpc_key(rows["key"][-1].as_py()) + b"\0",
         crc64xor=0,
         total_kvs=rows.num_rows,
-        total_bytes=sum(int(np.diff(columns.view(rows[each])[0]).sum()) for each in ("key", "value")),
+        total_bytes=int(columns.row_sizes(rows).sum()),
         min_ts=min_ts,
         max_ts=max_ts,
     )
@@ -205,20 +204,12 @@ class LogWriter:
         self._buffer, self.buffered_bytes = [], 0
 
     def _read_or_create(self, wanted: LogDescription, name: str) -> LogDescription:
-        try:
+        with contextlib.suppress(StorageObjectMissing):
             return read_record(self._store, LogDescription, name)
-        except StorageObjectMissing:
-            return self._create(wanted, name)
-
-    def _create(self, wanted: LogDescription, name: str) -> LogDescription:
-        """Write the description; returns that of another process if there is one by now."""
-        is_new = not any(self._store.list(f"{wanted.log_id}/{SEGMENTS}"))
-        try:
-            if is_new:
+        if not any(self._store.list(f"{wanted.log_id}/{SEGMENTS}")):
+            with contextlib.suppress(StorageConflict):  # another process has just created it
                 self._store.put_if_absent(name, seal(dump(wanted), self._store.location.crypter))
                 return wanted
-        except StorageConflict:
-            pass
         try:
             return read_record(self._store, LogDescription, name)
         except StorageObjectMissing as error:

@@ -133,5 +133,4 @@ def _data_bytes(batch: pa.RecordBatch) -> int:
     """Bytes of keys and values."""
     from tikv_br.formats import columns
 
-    offsets = [columns.view(batch[name])[0] for name in ("key", "value")]
-    return sum(int(each[-1] - each[0]) for each in offsets)
+    return int(columns.row_sizes(batch).sum())

@@ -94,8 +94,7 @@ def _bytes(rows: pa.RecordBatch) -> int:
     """Return the number of bytes of keys and values."""
     from tikv_br.formats import columns
 
-    ends = [columns.view(rows[name])[0] for name in ("key", "value")]
-    return sum(int(each[-1] - each[0]) for each in ends)
+    return int(columns.row_sizes(rows).sum())
 
 
 def _parts(rows: pa.RecordBatch, count: int) -> Iterator[pa.RecordBatch]:
