@@ -50,7 +50,8 @@ from tikv_br.incremental.handover import (
     warn_of_scan_window,
 )
 from tikv_br.incremental.pipeline import PipelineOptions, Replicator, SyncStatus, pipeline
-from tikv_br.incremental.sinks.open import Origin, SinkOptions, unfenced, wait_for_sink
+from tikv_br.incremental.sinks.base import unfenced
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, wait_for_sink
 from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import LogTarget, Target
 from tikv_br.storage.base import ObjectStore

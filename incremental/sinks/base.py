@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from tikv_br.incremental.feed.events import Missed, Scanned
 
 
+def unfenced() -> None:
+    """A fence that allows every write."""
+
+
 class Sink(Protocol):
     """Writes batches of changes, in order. Not thread-safe.
 

@@ -26,7 +26,7 @@ from tikv_br.incremental.kafka.messages import (
 )
 from tikv_br.incremental.kafka.topic import Topic, TopicAdmin
 from tikv_br.incremental.kafka.url import KafkaUrl
-from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.base import Sink, unfenced
 
 if TYPE_CHECKING:
     import confluent_kafka
@@ -42,10 +42,6 @@ BATCH_BYTES = 1_000_000
 STALL_SECONDS = 60.0
 """A producer that has got no answer for so long is replaced, in case it does not recover."""
 _POLL_SECONDS = 0.05
-
-
-def _unfenced() -> None:
-    """A fence that allows every write."""
 
 
 @dataclass(slots=True)
@@ -140,7 +136,7 @@ class KafkaSink(Sink):
         if is_due and not self._is_failing:
             complete_ts = self._complete_ts(ts)
             if complete_ts > self._resolved_ts:
-                self._announce(complete_ts, _unfenced if flush else self._fence)
+                self._announce(complete_ts, unfenced if flush else self._fence)
                 self._resolved_ts = complete_ts
             self._resolved_at = time.monotonic()
         return ts

@@ -29,7 +29,7 @@ from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.kafka.topic import TopicAdmin
 from tikv_br.incremental.kafka.url import KafkaUrl
-from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.base import Sink, unfenced
 from tikv_br.incremental.sinks.json_lines import FileSink, StreamSink
 from tikv_br.incremental.sinks.kafka import KafkaSink
 from tikv_br.incremental.sinks.log import LogSink
@@ -60,15 +60,6 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0
 """Retry budget of one write, also for busy stores; then the failure is reported, and the batch is written again."""
-
-
-def unfenced() -> None:
-    """A fence that allows every write."""
-
-
-def everything(ts: int) -> int:
-    """`SinkOptions.complete_ts` of a sink that is the only one."""
-    return ts
 
 
 ALL_KEYS = KeyRange(b"", b"")
@@ -107,7 +98,7 @@ class SinkOptions:
     """Timeout of one request, in seconds."""
     fence: Callable[[], object] = unfenced
     """Called right before each write request; raises if this process must not write any more."""
-    complete_ts: Callable[[int], int] = everything
+    complete_ts: Callable[[int], int] = lambda ts: ts
     """Given the ts up to which this sink has everything, returns the one up to which the changefeed's other sinks have too; 0 if
     this sink does not announce it."""
 
@@ -167,7 +158,18 @@ def open_sink(target: Target, origin: Origin, options: SinkOptions | None = None
                 sink = _log_sink(target, origin)
             case KafkaUrl():
                 with _sink_named(target):
-                    sink = _kafka_open(target, origin, options)
+                    admin = TopicAdmin(target, options.fence)
+                    cluster_id = admin.cluster_id()
+                    # A topic that does not exist is created at the first write: until then nothing changes.
+                    sink = KafkaSink(
+                        target,
+                        cluster_id,
+                        admin.find(),
+                        keyspace_id=origin.keyspace_id,
+                        retry_seconds=RETRY_SECONDS,
+                        fence=options.fence,
+                        complete_ts=options.complete_ts,
+                    )
             case FileTarget():
                 sink = FileSink(target.path)
             case StdoutTarget():
@@ -216,21 +218,6 @@ def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
     options = FlushOptions(target.flush_interval, target.flush_size, target.rate_limit)
     place = f"log {log_id} at {location.bucket or 'local'}:{location.path}"
     return LogSink(LogWriter(open_store(location), description, origin.span, options), place)
-
-
-def _kafka_open(target: KafkaUrl, origin: Origin, options: SinkOptions) -> KafkaSink:
-    """Checks the topic. One that does not exist is created at the first write: until then nothing changes."""
-    admin = TopicAdmin(target, options.fence)
-    cluster_id = admin.cluster_id()
-    return KafkaSink(
-        target,
-        cluster_id,
-        admin.find(),
-        keyspace_id=origin.keyspace_id,
-        retry_seconds=RETRY_SECONDS,
-        fence=options.fence,
-        complete_ts=options.complete_ts,
-    )
 
 
 def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: SinkOptions) -> Sink:
