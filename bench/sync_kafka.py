@@ -17,7 +17,9 @@ from bench.sync_lag import RATE, SETTLED, clusters, measure, syncing, wait_for
 from tests.integration.kafka_server import KafkaBroker, kafka_broker
 from tests.support.lag import Load, Probe, Target
 from tikv_br.incremental.kafka import messages
-from tikv_br.incremental.kafka.messages import Change, Codec, JsonCodec, OpenCodec
+from tikv_br.incremental.kafka.json_protocol import JsonCodec
+from tikv_br.incremental.kafka.messages import Change, Codec
+from tikv_br.incremental.kafka.open_protocol import OpenCodec
 
 PARTITIONS = 3
 

@@ -4,10 +4,11 @@ Modules, in reading order:
 - sync: one sync from its options to its end
 - handover: where a sync starts, and the safe point that protects the start
 - feed: the change feed of a range: subscriptions, resolved-ts, gaps
-- sorter: sorts changes by timestamp, in memory and on disk
+- order, runs, sorter: sort changes by timestamp, in memory and on disk
 - sinks: where changes are written: a cluster, a log archive, a Kafka topic, JSON lines
 - kafka: changes in Kafka topics: messages, addresses, the client
 - pipeline: the loop from feed to sink, and its status
+- rates: rates and lags in that status
 - checkpoint: saves how far a sync has come
 - diff_mode: syncs sources without a change feed by comparing ranges
 - group: several processes (captures) that share changefeeds through etcd

@@ -17,14 +17,9 @@ from tikv_br import records
 from tikv_br.archive.checkpoints import newest_checkpoint
 from tikv_br.archive.records import Checkpoint, check_id
 from tikv_br.cluster.etcd_values import Put, absent, modified_at
-from tikv_br.errors import (
-    BackupDamaged,
-    BackupUnsupported,
-    SyncFenced,
-    SyncStateDamaged,
-    UsageError,
-)
-from tikv_br.incremental.group.model import Keys, dump, load
+from tikv_br.errors import BackupDamaged, BackupUnsupported, SyncFenced, SyncStateDamaged, UsageError
+from tikv_br.incremental.group.model import Keys, load
+from tikv_br.records import dump
 from tikv_br.storage.base import ObjectStore, create_once
 
 if TYPE_CHECKING:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -34,7 +32,9 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.events import Event, Missed, Resolved, Rows, Scanned
-from tikv_br.incremental.feed.feed import Feed, FeedOptions, FeedStatus
+from tikv_br.incremental.feed.feed import Feed, FeedOptions
+from tikv_br.incremental.feed.status import FeedStatus
+from tikv_br.incremental.rates import Rate, WriteLag
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sorter import Sorter
 from tikv_br.patience import Patience
@@ -53,9 +53,6 @@ PORTION_SECONDS = 0.25
 """Seconds that the changes of one write take at the rate limit."""
 SINK = 0
 """Key of `RateLimit`: there is one sink."""
-SAMPLE_SECONDS = 0.1
-"""The interval in which one change is sampled for the write lag."""
-MAX_SAMPLES = 1024
 
 
 SAVE_RETRY_SECONDS = 1.0
@@ -143,83 +140,6 @@ class SyncStatus:
     feed: FeedStatus = field(default_factory=FeedStatus)
     missed: tuple[str, ...] = ()
     """Ingests into the source whose rows the sink lacks, as they keep older timestamps; also of earlier runs."""
-
-
-class Rate:
-    """Increase of a total per second, over the last `seconds`."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._counts: deque[tuple[float, float]] = deque([(clock(), 0)])
-
-    def record(self, total: float) -> None:
-        """Record the current total."""
-        now = self._clock()
-        self._counts.append((now, total))
-        while len(self._counts) > 2 and self._counts[1][0] < now - self._seconds:
-            self._counts.popleft()
-
-    def value(self, total: float) -> float:
-        """The current rate, given the current total."""
-        now = self._clock()
-        counts = self._counts.copy()
-        before = [count for at, count in counts if at <= now - self._seconds]
-        if before:
-            return (total - before[-1]) / self._seconds
-        since, count = counts[0]
-        return (total - count) / (now - since) if now > since else 0.0
-
-
-class WriteLag:
-    """Median time of writes from the source to the sink, estimated from a sample. `value` is thread-safe.
-
-    The time of a write is known only from its timestamp, which is up to `timestamp_age` too old. So the estimate counts from the
-    arrival of the change here, or from that much after its timestamp if that is earlier (then the change was delayed). The write
-    was no later than that, so the estimate is never too high. It is too low by the delay from the store to here, at most that age.
-    """
-
-    def __init__(
-        self, seconds: float, clock: Callable[[], float] = time.time, timestamp_age: float = DEFAULT_TIMESTAMP_AGE
-    ) -> None:
-        """`clock` returns seconds since the epoch; the window of the median is the last `seconds`."""
-        self._seconds = seconds
-        self._timestamp_age = timestamp_age
-        self._clock = clock
-        self._sampled_at = 0.0
-        self._pending: list[tuple[int, float]] = []
-        """Timestamp and start time of each sampled change."""
-        self._confirmed: deque[tuple[float, float]] = deque()
-        """Time of confirmation and lag of each sampled change."""
-
-    def record_arrival(self, ts: int) -> None:
-        """A change with this timestamp has arrived from the feed."""
-        now = self._clock()
-        if 0 <= now - self._sampled_at < SAMPLE_SECONDS:
-            return
-        self._sampled_at = now
-        if len(self._pending) >= MAX_SAMPLES:
-            del self._pending[1::2]
-        self._pending.append((ts, min(now, physical_ms(ts) / 1000 + self._timestamp_age)))
-
-    def record_confirmed(self, ts: int) -> None:
-        """The sink has confirmed all changes up to this timestamp."""
-        now = self._clock()
-        done = [since for each, since in self._pending if each <= ts]
-        if done:
-            self._pending = [each for each in self._pending if each[0] > ts]
-            self._confirmed.extend((now, now - since) for since in done)
-        while self._confirmed and self._confirmed[0][0] <= now - self._seconds:
-            self._confirmed.popleft()
-
-    def value(self) -> float | None:
-        """The median lag in the window; if nothing was confirmed in it, the age of the oldest pending change."""
-        now = self._clock()
-        lags = [lag for at, lag in self._confirmed.copy() if at > now - self._seconds]
-        if lags:
-            return median(lags)
-        pending = [since for _, since in self._pending.copy()]
-        return now - min(pending) if pending else None
 
 
 RETRYABLE = (ClusterUnreachable, ClusterTlsError, RetryBudgetExhausted, StorageUnreachable, KafkaUnreachable)

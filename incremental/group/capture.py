@@ -31,14 +31,14 @@ from tikv_br.incremental.group.model import (
     ChangefeedState,
     ChangefeedTask,
     GroupState,
-    GroupStore,
     TaskId,
-    dump,
 )
 from tikv_br.incremental.group.owner import CaptureOwner
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.group.worker import Membership, Worker
 from tikv_br.incremental.handover import check_has_feed
 from tikv_br.incremental.watch.status import NamedStatus
+from tikv_br.records import dump
 
 log = logging.getLogger(__name__)
 

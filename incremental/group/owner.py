@@ -28,11 +28,11 @@ from tikv_br.incremental.group.model import (
     ChangefeedStatus,
     ChangefeedTask,
     GroupState,
-    GroupStore,
-    dump,
 )
 from tikv_br.incremental.group.scheduler import Action, Assign, DeadCaptures, Discard, Free, Split, Stop
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.handover import MIN_TTL, RENEW_SECONDS, service_id
+from tikv_br.records import dump
 
 
 class RegionApi(Protocol):

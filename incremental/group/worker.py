@@ -23,12 +23,11 @@ from tikv_br.incremental.group.model import (
     ChangefeedStatus,
     ChangefeedTask,
     GroupState,
-    GroupStore,
     Progress,
-    dump,
     load,
     load_progress,
 )
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.handover import CHANGEFEED_STATE, service_id
 from tikv_br.incremental.pipeline import (
     NoSafePoint,
@@ -41,6 +40,7 @@ from tikv_br.incremental.pipeline import (
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
 from tikv_br.incremental.sinks.url import check_shared, parse
 from tikv_br.incremental.watch.status import NamedStatus
+from tikv_br.records import dump
 from tikv_br.redaction import redact
 
 

@@ -14,16 +14,9 @@ from tikv_br.errors import ConversionUnsupported, KafkaError, KafkaUnreachable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.incremental.kafka.client import DENIED, as_error, client_config, kafka
-from tikv_br.incremental.kafka.messages import (
-    Change,
-    Codec,
-    JsonCodec,
-    KafkaMessage,
-    KeyPrefix,
-    OpenCodec,
-    Protocol,
-    UnencodableChange,
-)
+from tikv_br.incremental.kafka.json_protocol import JsonCodec
+from tikv_br.incremental.kafka.messages import Change, Codec, KafkaMessage, KeyPrefix, Protocol, UnencodableChange
+from tikv_br.incremental.kafka.open_protocol import OpenCodec
 from tikv_br.incremental.kafka.topic import Topic, TopicAdmin
 from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.sinks.base import Sink, unfenced

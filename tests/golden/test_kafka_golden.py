@@ -17,8 +17,9 @@ import pytest
 from tikv_br.errors import TopicDamaged, TopicUnresolved, UsageError
 from tikv_br.incremental.feed.events import Resolved, Rows
 from tikv_br.incremental.kafka.group import PartitionEnd, Received, Start
-from tikv_br.incremental.kafka.messages import Change, KeyPrefix, OpenCodec, UserKeys
-from tikv_br.incremental.kafka.replay import TopicFeed
+from tikv_br.incremental.kafka.messages import Change, KeyPrefix
+from tikv_br.incremental.kafka.open_protocol import OpenCodec, UserKeys
+from tikv_br.incremental.kafka.topic_feed import TopicFeed
 
 PREFIX = b"r\0\0\0"
 PARTITIONS = 3

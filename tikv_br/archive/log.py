@@ -1,13 +1,14 @@
-"""Opens a log archive, finds gaps, and chooses the files of a range and a time."""
+"""Opens a log archive, and chooses the files of a range and a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tikv_br.archive.checkpoints import newest_checkpoint
+from tikv_br.archive.coverage import Coverage, LogGap
 from tikv_br.archive.records import (
     DATA,
     DESCRIPTION,
@@ -48,22 +49,6 @@ class LogSource:
 
 
 _INGEST_HINT = "Restore to a time before that, or start from a full backup that was made after it."
-
-
-@dataclass(frozen=True, slots=True)
-class LogGap:
-    """Changes that no segment has: keys of `span` with from_ts < ts <= to_ts."""
-
-    span: KeyRange
-    from_ts: int
-    to_ts: int
-    cause: str = ""
-    """The ingest whose rows no change feed delivers; empty = a segment is missing."""
-
-    def __str__(self) -> str:
-        because = f": {self.cause} ingested rows with older timestamps" if self.cause else ""
-        period = f"from {show_ts(self.from_ts, age=False)} to {show_ts(self.to_ts, age=False)}"
-        return f"{self.span} {period}{because}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +155,16 @@ class LogArchive:
         one of `inexact_windows`.
         """
         after_ts = max(after_ts, self.start_ts)
-        return _Coverage(spans or self.description.ranges, after_ts).add(self.segments).end_ts
+        return Coverage(spans or self.description.ranges, after_ts).add(self.segments).end_ts
 
     def gaps(self) -> list[LogGap]:
         """The gaps since `start_ts`, by time; a missing end counts as one if the checkpoint is newer."""
-        coverage = _Coverage(self.description.ranges, self.start_ts).add(self.segments)
+        coverage = Coverage(self.description.ranges, self.start_ts).add(self.segments)
         return coverage.gaps_until(self.checkpoint_ts)
 
     def lost(self, spans: Sequence[KeyRange], after_ts: int) -> list[LogGap]:
         """The gaps in changes of `spans` (RPC keys) after a ts, but not a missing end."""
-        return _Coverage(spans, max(after_ts, self.start_ts)).add(self.segments).gaps
+        return Coverage(spans, max(after_ts, self.start_ts)).add(self.segments).gaps
 
     def inexact_windows(self, spans: Sequence[KeyRange] = ()) -> list[tuple[int, int]]:
         """The times, by order, at which the state of keys of `spans` is not known: between, not at, two timestamps each.
@@ -216,7 +201,7 @@ class LogArchive:
                 f"{place} starts at {show_ts(self.start_ts)}, after {show_ts(after_ts)}",
                 hint="Use a backup that is newer than the start of the log.",
             )
-        coverage = _Coverage(spans, after_ts).add(self.segments)
+        coverage = Coverage(spans, after_ts).add(self.segments)
         if not (found := coverage.gaps_until(up_to_ts)):
             return
         end = coverage.end_ts
@@ -293,61 +278,6 @@ class LogArchive:
         names = {each.name for each in damage}
         whole = (each for each in self.segments if names.isdisjoint(file.name for file in each.files))
         return replace(self, segments=tuple(whole), damage=(*self.damage, *damage))
-
-
-@dataclass(slots=True)
-class _Coverage:
-    """Time up to which segments cover each key without a gap."""
-
-    spans: Sequence[KeyRange]
-    after_ts: int
-    gaps: list[LogGap] = field(default_factory=list)
-    _pieces: list[tuple[KeyRange, int]] = field(default_factory=list)
-    """Adjacent spans, and the ts that each has reached."""
-
-    def __post_init__(self) -> None:
-        self._pieces = [(span, self.after_ts) for span in self.spans if not span.is_empty]
-
-    def add(self, segments: Iterable[Segment]) -> _Coverage:
-        """Add segments by ascending `from_ts`; returns itself."""
-        for segment in segments:
-            if segment.to_ts > self.after_ts:
-                self._add(segment)
-            self.gaps += [
-                LogGap(here, max(missed.from_ts, self.after_ts), missed.to_ts, missed.cause)
-                for missed in segment.missed
-                for span in self.spans
-                if missed.to_ts > self.after_ts and not (here := intersection(span, missed.span)).is_empty
-            ]
-        return self
-
-    @property
-    def end_ts(self) -> int:
-        """Lowest ts up to which every key is covered."""
-        return min([gap.from_ts for gap in self.gaps] + [reached for _, reached in self._pieces], default=self.after_ts)
-
-    def gaps_until(self, ts: int) -> list[LogGap]:
-        """The gaps up to a ts, by time."""
-        inside = [replace(gap, to_ts=min(gap.to_ts, ts)) for gap in self.gaps if gap.from_ts < ts]
-        tail = [LogGap(span, reached, ts) for span, reached in self._pieces if reached < ts]
-        return sorted(inside + tail, key=lambda gap: (gap.from_ts, gap.to_ts, gap.span))
-
-    def _add(self, segment: Segment) -> None:
-        pieces: list[tuple[KeyRange, int]] = []
-        for span, reached in self._pieces:
-            here = intersection(span, segment.span)
-            if here.is_empty or segment.to_ts <= reached:
-                pieces.append((span, reached))
-                continue
-            if segment.from_ts > reached:
-                self.gaps.append(LogGap(here, reached, segment.from_ts))
-            rest = gaps(span, [here])
-            pieces += sorted([(here, segment.to_ts), *((each, reached) for each in rest)])
-        self._pieces = []
-        for span, reached in pieces:
-            if self._pieces and self._pieces[-1][1] == reached and self._pieces[-1][0].end == span.start:
-                span = KeyRange(self._pieces.pop()[0].start, span.end)  # noqa: PLW2901 - merged with the one before
-            self._pieces.append((span, reached))
 
 
 def read_log_rows(

@@ -35,7 +35,8 @@ from tikv_br.formats.keys.codec import PREFIX_SIZE
 if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.incremental.group.changefeeds import Changefeeds
-    from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedTask, GroupState, GroupStore, Progress
+    from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedTask, GroupState, Progress
+    from tikv_br.incremental.group.store import GroupStore
 
 log = logging.getLogger(__name__)
 COLUMNS = ("id", "state", "checkpoint", "captures", "sub-spans", "sink", "error")
@@ -82,7 +83,7 @@ class GroupFlags(shared.CommandFlags):
         config = self.etcd.etcd_config(self.cluster)
         from tikv_br.cluster.cluster import Cluster
         from tikv_br.cluster.etcd import Etcd
-        from tikv_br.incremental.group.model import GroupStore
+        from tikv_br.incremental.group.store import GroupStore
 
         with Cluster.connect(self.cluster.config()) as cluster, Etcd.open(config) as etcd:
             yield Group(cluster, GroupStore(etcd, cluster.cluster_id))

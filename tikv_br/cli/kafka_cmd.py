@@ -24,7 +24,8 @@ from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from tikv_br.incremental.kafka.replay import Replay, ReplayLimits, ReplayOptions, ReplayStatus
+    from tikv_br.incremental.kafka.replay import Replay, ReplayOptions, ReplayStatus
+    from tikv_br.incremental.kafka.topic_feed import ReplayLimits
     from tikv_br.incremental.kafka.url import KafkaUrl
     from tikv_br.incremental.sinks.url import TikvTarget
 
@@ -182,7 +183,7 @@ def _source(address: str) -> KafkaUrl:
 
 def _limits(address: str) -> ReplayLimits:
     """The limits that the address names; their defaults are those of writers."""
-    from tikv_br.incremental.kafka.replay import ReplayLimits
+    from tikv_br.incremental.kafka.topic_feed import ReplayLimits
 
     given = {name.replace("_", "-"): value for name, value in parse_qsl(urlsplit(address).query)}
     return ReplayLimits(

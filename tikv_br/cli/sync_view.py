@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-    from tikv_br.incremental.feed.feed import FeedStatus
+    from tikv_br.incremental.feed.status import FeedStatus
     from tikv_br.incremental.pipeline import SyncStatus
     from tikv_br.incremental.watch.status import NamedStatus, StatusSource
 

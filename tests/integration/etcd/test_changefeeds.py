@@ -27,11 +27,11 @@ from tikv_br.incremental.group.model import (
     ChangefeedInfo,
     ChangefeedState,
     ChangefeedTask,
-    GroupStore,
     Progress,
     TaskId,
-    dump,
 )
+from tikv_br.incremental.group.store import GroupStore
+from tikv_br.records import dump
 
 CLUSTERS = itertools.count(3000)
 FEED = ChangefeedInfo("feed", "blackhole://", 0, b"", b"", start_ts=1000, created_ms=5)

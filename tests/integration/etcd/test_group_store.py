@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put
-from tikv_br.incremental.group.model import CaptureInfo, ChangefeedTask, GroupStore, dump
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedTask
+from tikv_br.incremental.group.store import GroupStore
+from tikv_br.records import dump
 
 
 def test_a_snapshot_guards_what_is_written_on_its_strength(etcd: Etcd) -> None:

@@ -12,8 +12,10 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.errors import ClusterUnreachable
 from tikv_br.formats.keys import codec
-from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, ChangefeedState, GroupStore, Progress, dump
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, ChangefeedState, Progress
 from tikv_br.incremental.group.owner import CaptureOwner
+from tikv_br.incremental.group.store import GroupStore
+from tikv_br.records import dump
 
 CLUSTERS = itertools.count(7000)
 FEED = ChangefeedInfo("feed", "blackhole://", 0, b"", b"", start_ts=1000, created_ms=5)

@@ -10,8 +10,10 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put, created_at, unchanged
 from tikv_br.errors import SyncFenced
 from tikv_br.incremental.checkpoint import Checkpoint
-from tikv_br.incremental.group.model import CaptureInfo, ChangefeedTask, GroupStore, dump
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedTask
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.group.worker import TaskCheckpoints
+from tikv_br.records import dump
 
 START_TS = 100
 

@@ -20,8 +20,8 @@ from tikv_br.formats import cdc
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.incremental import sorter
 from tikv_br.incremental.checkpoint import ObjectCheckpoints
+from tikv_br.incremental.order import pieces
 from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -79,7 +79,7 @@ def _load_kernels() -> None:
     event = cdc.parse(message.SerializeToString())
     assert event is not None
     rows = event.records(codec, codec.rpc_range())
-    list(sorter.pieces([pa.RecordBatch.from_pylist([], schema=SCHEMA), rows], 1))
+    list(pieces([pa.RecordBatch.from_pylist([], schema=SCHEMA), rows], 1))
 
 
 _load_kernels()

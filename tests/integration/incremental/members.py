@@ -12,7 +12,8 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import TikvBrError
 from tikv_br.incremental.group.capture import Capture, CaptureOptions
-from tikv_br.incremental.group.model import GroupState, GroupStore
+from tikv_br.incremental.group.model import GroupState
+from tikv_br.incremental.group.store import GroupStore
 
 JOIN_SECONDS = 90.0
 

@@ -22,9 +22,11 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.group.changefeeds import Changefeeds
-from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState, GroupStore, dump
+from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.handover import FromNow, resolve, service_id
 from tikv_br.playground.etcd import EtcdServer
+from tikv_br.records import dump
 from tikv_br.restore.options import Restamp, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation

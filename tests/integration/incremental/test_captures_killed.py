@@ -24,7 +24,8 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.group.changefeeds import Changefeeds
-from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore
+from tikv_br.incremental.group.model import ChangefeedInfo, GroupState
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.playground.etcd import EtcdServer
 
 V2 = ApiVersion.V2

@@ -37,8 +37,9 @@ from tikv_br.errors import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.handover import FromNow
-from tikv_br.incremental.kafka.replay import Replay, ReplayLimits, ReplayOptions, ReplayStatus
+from tikv_br.incremental.kafka.replay import Replay, ReplayOptions, ReplayStatus
 from tikv_br.incremental.kafka.replay import replay as run
+from tikv_br.incremental.kafka.topic_feed import ReplayLimits
 from tikv_br.incremental.kafka.url import parse
 from tikv_br.incremental.sinks.url import TikvTarget
 from tikv_br.incremental.sinks.url import parse as parse_sink

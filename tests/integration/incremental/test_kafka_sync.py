@@ -40,7 +40,8 @@ from tikv_br.errors import SyncDegraded
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.group.changefeeds import Changefeeds
-from tikv_br.incremental.group.model import ChangefeedInfo, GroupStore
+from tikv_br.incremental.group.model import ChangefeedInfo
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.handover import FromNow, FromTs, resolve
 from tikv_br.incremental.pipeline import ReplicateOptions
 from tikv_br.incremental.sinks.base import Sink

@@ -27,7 +27,7 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.incremental.group.model import GroupStore
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.storage.open import open_store

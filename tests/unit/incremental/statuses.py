@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from tikv_br.incremental.feed.feed import FeedStatus
+from tikv_br.incremental.feed.status import FeedStatus
 from tikv_br.incremental.pipeline import SyncStatus
 
 SAMPLE = SyncStatus(

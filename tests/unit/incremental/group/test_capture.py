@@ -16,8 +16,10 @@ from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd_values import created_at
 from tikv_br.errors import ConversionUnsupported, SyncStateDamaged, TikvBrError
 from tikv_br.incremental.group.capture import Tasks
-from tikv_br.incremental.group.model import ChangefeedState, ChangefeedTask, GroupStore, Progress, dump
+from tikv_br.incremental.group.model import ChangefeedState, ChangefeedTask, Progress
+from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.group.worker import Membership, Worker
+from tikv_br.records import dump
 
 FEED = changefeed("feed")
 TASK = ChangefeedTask("feed", 0, b"a", b"b", capture="one", epoch=1)

@@ -22,10 +22,10 @@ from tikv_br.incremental.group.model import (
     Keys,
     Progress,
     TaskId,
-    dump,
     load,
     parse,
 )
+from tikv_br.records import dump
 
 KEYS = Keys(7)
 FEED = ChangefeedInfo("feed", "blackhole://", 1, b"a", b"b", start_ts=100, created_ms=5)

@@ -12,8 +12,10 @@ from unittest import mock
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
 from tikv_br.incremental.group.changefeeds import Changefeeds
-from tikv_br.incremental.group.model import GroupState, GroupStore, dump
+from tikv_br.incremental.group.model import GroupState
 from tikv_br.incremental.group.owner import CaptureOwner
+from tikv_br.incremental.group.store import GroupStore
+from tikv_br.records import dump
 
 FEED = replace(changefeed("feed"), start_ts=1000, gc_ttl=3600)
 CHANGES = ((MemoryEtcd, "transact"), (SafePointBook, "update_service_safe_point"))

@@ -9,8 +9,10 @@ import pytest
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
 from tikv_br.incremental.group.changefeeds import Changefeeds
-from tikv_br.incremental.group.model import ChangefeedState, GroupStore, dump
+from tikv_br.incremental.group.model import ChangefeedState
 from tikv_br.incremental.group.owner import CaptureOwner
+from tikv_br.incremental.group.store import GroupStore
+from tikv_br.records import dump
 
 FEED = replace(changefeed("feed"), start_ts=1000)
 

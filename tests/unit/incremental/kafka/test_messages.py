@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tikv_br.incremental.kafka.json_protocol import JsonCodec
 from tikv_br.incremental.kafka.messages import (
     Change,
     Codec,
     DamagedMessage,
-    JsonCodec,
     KafkaMessage,
     MessageEncoding,
-    OpenCodec,
     ResolvedTs,
     UnencodableChange,
-    murmur3_32,
 )
+from tikv_br.incremental.kafka.open_protocol import OpenCodec, murmur3_32
 
 NUMBER = st.integers(0, (1 << 64) - 1)
 PUT = st.builds(Change, st.binary(), st.binary(), NUMBER, NUMBER)
