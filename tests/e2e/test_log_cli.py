@@ -153,18 +153,6 @@ def test_the_life_of_a_log(v2: LiveCluster, tmp_path: Path) -> None:
     assert victim.name in damaged.stdout
 
 
-@pytest.mark.parametrize("version", [ApiVersion.V1, ApiVersion.V1TTL])
-def test_sources_without_timestamps_are_refused_with_an_alternative(version: ApiVersion, tmp_path: Path) -> None:
-    """There is no log of API V1 and V1TTL, and nothing is written."""
-    place = ["--storage", f"local://{tmp_path / 'log'}", "--scratch-dir", str(tmp_path)]
-    with live_cluster(tmp_path / "source", version, stores=1) as live:
-        refused = run("start", "--pd", live.pd, *place, "--start-ts", "now")
-    assert refused.returncode == 5
-    assert "requires API V2" in refused.stdout
-    assert "`tikv-br backup raw` in a crontab" in refused.stdout
-    assert not list((tmp_path / "log").glob("*/log.json"))
-
-
 @pytest.mark.parametrize(("level", "code"), [(None, 0), ("files", 39), ("data", 39)])
 def test_status_finds_a_flipped_byte_if_it_reads_the_files(level: str | None, code: int, tmp_path: Path) -> None:
     """By default only sizes and records are checked, and the output mentions it; the hint is about the log."""

@@ -21,9 +21,9 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.errors import CrypterMismatch, RequestRefused
+from tikv_br.errors import CrypterMismatch
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.progress_events import Event, Notice, StepFinished
+from tikv_br.progress_events import Event, Notice
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.credentials import KEY_IN_CLEAR
@@ -122,24 +122,6 @@ def test_parquet(source: LiveCluster, options: Options, tmp_path: Path, engine: 
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
         done = restore(RestoreOptions(cluster=target.config, storage=wanted.storage, mode=Mode.PUT))
         assert (done.verified, target.raw().checksum().total_kvs) == (True, len(ROWS))
-
-
-def test_a_broken_off_run_goes_on_with_its_own_key_only(source: LiveCluster, options: Options) -> None:
-    """Without the key, or with another, the same command neither goes on nor removes what was done."""
-
-    def break_off(event: Event) -> None:
-        if isinstance(event, StepFinished) and event.name == "copy":
-            raise RequestRefused("interrupted")
-
-    wanted = encrypted(options, source, "aes256-ctr")
-    with pytest.raises(RequestRefused):
-        backup(wanted, break_off)
-    for wrong in (PLAIN, crypter("aes128-ctr")):
-        with pytest.raises(CrypterMismatch):
-            backup(replace(wanted, storage=replace(wanted.storage, crypter=wrong)))
-    summary = backup(wanted).summary
-    assert summary.resumed_ranges == summary.ranges > 0
-    assert verified(wanted.storage, Level.DATA) == len(ROWS)
 
 
 @pytest.mark.parametrize(

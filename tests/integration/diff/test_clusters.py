@@ -125,34 +125,6 @@ def test_ranges_and_limits(clusters: Clusters) -> None:
     assert diff(asked(a, b, span=KeyRange(b"nokey", b"nokez"), allow_empty=True)).summary.rows == 0
 
 
-@pytest.mark.parametrize(("one", "other"), [("v1-a", "v1-b"), ("v1-a", "v2-b")])
-def test_changes_that_cancel_out_are_found_by_exact_only(one: str, other: str, clusters: Clusters) -> None:
-    """The same change in two rows leaves no trace in the servers' checksums; reading all rows finds both."""
-    a, b = clusters(one), clusters(other)
-    rows = {b"order%03d" % number: b"pending" for number in range(50)}
-    changed = {b"order007": b"settled", b"order030": b"settled"}
-    fill(a, rows)
-    fill(b, rows | changed)
-    start, end = b"order000", b"order050"
-    assert diff(asked(a, b, span=KeyRange(start, end))).keys == []
-    exact = diff(asked(a, b, span=KeyRange(start, end), exact=True))
-    assert found(exact) == dict.fromkeys(changed, DifferenceKind.VALUE)
-
-
-def test_everything_is_missing(clusters: Clusters) -> None:
-    """An empty second cluster is left alone by a comparison, and filled by a repair."""
-    a, b = clusters("v1-a"), clusters("v1-b")
-    fill(a, ROWS)
-    fill(b, {})
-    missing = diff(asked(a, b))
-    assert missing.summary.only_a == missing.summary.remaining == len(ROWS)
-    assert [difference.key for difference in missing.keys] == sorted(ROWS)
-    assert contents(b) == {}
-    done = repair(missing)
-    assert (done.summary.puts, done.summary.remaining) == (len(ROWS), 0)
-    assert contents(b) == ROWS
-
-
 def test_keys_that_expire_are_told_apart(clusters: Clusters) -> None:
     """One about to expire is no difference; one that lives for an hour is, and a repair gives it the time it has left."""
     a, b = clusters("v2-a"), clusters("v2-b")

@@ -16,7 +16,7 @@ from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, Hooks, Scenario
 from tikv_br.drill.run import drill
 from tikv_br.drill.targets import Destination
-from tikv_br.errors import LeaseHeld, ObjectivesMissed, StorageError, UsageError
+from tikv_br.errors import LeaseHeld, StorageError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
@@ -78,14 +78,6 @@ def test_hooks_hear_of_a_drill_whose_report_cannot_be_written(options: DrillOpti
     assert (reported["TIKV_BR_DRILL_VERDICT"], reported["TIKV_BR_DRILL_PAGE"]) == ("failed", "")
     assert reported["TIKV_BR_DRILL_EXIT_CODE"] == str(caught.value.exit_code)
     assert 'tikv_br_drill_success{scenario="lost-cluster"} 0.0' in (tmp_path / "drill.prom").read_text()
-
-
-def test_a_missed_objective_is_an_error_of_its_own(options: DrillOptions) -> None:
-    """One key more is required than exists: the report names the missed objective, and by how much."""
-    with pytest.raises(ObjectivesMissed, match="missed keys"):
-        drill(replace(options, objectives=Objectives(min_keys=len(ROWS) + 1, rto=3600)))
-    assert [past.verdict for past in read_past_drills(open_store(options.home))] == ["missed"]
-    assert_nothing_left(options)
 
 
 def test_a_deleted_range_is_restored_alone(options: DrillOptions) -> None:

@@ -36,7 +36,6 @@ from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
 from tikv_br.errors import (
     DifferencesFound,
     LogDamaged,
-    ObjectivesMissed,
     OutsideRestoreWindow,
     TikvBrError,
     UsageError,
@@ -328,12 +327,6 @@ def test_a_change_that_the_log_never_received_fails_the_drill(
         pytest.raises(DifferencesFound, match=f" 1 key, the first is {key(6).hex()}"),
     ):
         drill(asked)
-
-
-def test_an_objective_that_is_missed(options: DrillOptions) -> None:
-    """As in any other scenario."""
-    with pytest.raises(ObjectivesMissed, match=r"missed RPO .*, keys"):
-        drill(replace(options, objectives=Objectives(rpo=0.0, min_keys=10_000)))
 
 
 def copied_log(world: World, folder: Path) -> tuple[LogSource, Path]:

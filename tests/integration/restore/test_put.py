@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.integration.backup.data import load
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.integration.restore.restores import break_off, restore_golden
@@ -45,23 +44,6 @@ def test_a_recorded_backup_is_put_whole(golden: Path, tmp_path: Path, name: str)
     assert (summary.engine, summary.total_kvs, summary.regions) == ("put", len(alive), 0)
     assert summary.expired_kvs == len(expected) - len(alive)
     assert all(abs(alive[key]["e"] - time.time() - (ttls[key] or 0)) < 30 for key in expiring)
-
-
-def test_rows_that_have_expired_are_left_out_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: LiveCluster
-) -> None:
-    """Ten minutes after the backup the rows that were to live for five are not put: a TTL of theirs would be none."""
-    location = parse(f"local://{tmp_path / 'expiring'}")
-    with live_cluster(tmp_path / "source", ApiVersion.V2) as live:
-        load(live, {b"lasting": b"value"})
-        load(live, {b"long": b"value"}, ttl=3600)
-        load(live, {b"short%d" % number: b"value" for number in range(10)}, ttl=300)
-        backup(BackupOptions(cluster=live.config, storage=location, safe_interval=0.0, executor="driver"))
-    monkeypatch.setattr(ClusterClock, "now", lambda _clock: int(time.time()) + 600)
-    summary = restore(RestoreOptions(cluster=target.config, storage=location, mode=Mode.PUT, checksum=False))
-    assert summary.expired_kvs == 10
-    assert set(rows_of(target)) == {b"lasting", b"long"}
-    assert 2900 < (target.raw().get_ttl(b"long") or 0) <= 3000
 
 
 def expiries(playground: Path) -> dict[bytes, int]:

@@ -25,7 +25,7 @@ from tikv_br.cli.diff_cmd import DiffFlags
 from tikv_br.cli.drill_cmd import GoalFlags
 from tikv_br.cli.load_cmd import BulkLoadFlags
 from tikv_br.cli.log_cmd import LogCompactFlags
-from tikv_br.cli.main import app, run
+from tikv_br.cli.main import app
 from tikv_br.cli.restore_cmd import RawRestoreFlags, RestoreRangeFlags
 from tikv_br.cli.shared import (
     RATE,
@@ -175,13 +175,6 @@ def test_there_are_numeric_options() -> None:
     """The test above walks all of them."""
     assert {("backup", "raw"), ("sync",), ("raw", "import")} <= {path for path, _ in NUMERIC}
     assert len(NUMERIC) > 50
-
-
-@pytest.mark.parametrize("rate", ["1e30", "inf", "nan", str(2**44), "0.0000001"])
-@pytest.mark.parametrize("command", ["backup", "restore"])
-def test_rate_limits_are_checked_before_a_cluster_is_asked(command: str, rate: str) -> None:
-    """PD is not even there: the answer is a usage error."""
-    assert run([command, "raw", "-u", "127.0.0.1:1", "-s", "/nowhere", "--ratelimit", rate]) == UsageError.exit_code
 
 
 @pytest.mark.parametrize(
