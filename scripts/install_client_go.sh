@@ -1,12 +1,12 @@
 #!/bin/sh
-# Build tests/interop/client_go, the tests' RawKV client in Go, into .cache/bin of this checkout. Does nothing when it is there.
+# Build tests/interop/client_go, the tests' client in Go, of RawKV and of transactions, into .cache/bin of this checkout. Does nothing when it is there.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 source="$root/tests/interop/client_go"
 bin="$root/.cache/bin"
 stamp="$bin/.client_go-sources"
-wanted=$(cat "$source/go.mod" "$source/go.sum" "$source/main.go" | sha256sum)
+wanted=$(cat "$source/go.mod" "$source/go.sum" "$source/main.go" "$source/txn.go" | sha256sum)
 
 if [ ! -x "$bin/client_go" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     go=$("$root/scripts/install_go.sh")

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.interop.line_client import LineClient
+from tests.interop.line_client import LineClient, TxnLineClient
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.tools import find_tool
 from tikv_br.formats.api_version import ApiVersion
 
 Clusters = Callable[..., LiveCluster]
 Connect = Callable[[LiveCluster], LineClient]
+ConnectTxn = Callable[[LiveCluster], TxnLineClient]
 BUILD = "run scripts/install_client_go.sh, or set CLIENT_GO"
 
 
@@ -44,5 +45,18 @@ def client_go() -> Iterator[Connect]:
                 mode = "v2" if live.raw().codec.is_v2 else "v1"
                 running[live.pd] = stack.enter_context(LineClient([program, live.pd, mode]))
             return running[live.pd]
+
+        yield connect
+
+
+@pytest.fixture(scope="module")
+def client_go_txn() -> Iterator[ConnectTxn]:
+    """Return a function that starts another client-go for transactions of a playground; in V2 of the keyspace DEFAULT."""
+    program = find_tool("client_go", hint=BUILD, variable="CLIENT_GO")
+    with ExitStack() as stack:
+
+        def connect(live: LiveCluster) -> TxnLineClient:
+            keyspace = ["DEFAULT"] if live.raw().codec.is_v2 else []
+            return stack.enter_context(TxnLineClient([program, live.pd, "txn", *keyspace]))
 
         yield connect

@@ -1,12 +1,13 @@
-"""Clients of RawKV that are programs of their own: one JSON request a line in, one JSON answer a line out, bytes in base64.
+"""Clients that are programs of their own: one JSON request a line in, one JSON answer a line out, bytes in base64.
 
-Methods are named as those of our own `RawClient`.
+Methods of RawKV are named as those of our own `RawClient`.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ class ClientFailed(Exception):
     """The other client returned an error, or ended."""
 
 
-class LineClient:
-    """Speaks to a program that a user would have written with another RawKV client. Use it in a `with` block."""
+class LineProgram:
+    """Speaks to a program that a user would have written with another client. Use it in a `with` block."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = arguments
@@ -54,6 +55,26 @@ class LineClient:
                 process.wait(60)
             finally:
                 process.kill()
+
+    def _ask(self, operation: str, **arguments: object) -> dict[str, Any]:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        request = {"op": operation} | {name: _text(value) for name, value in arguments.items()}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise ClientFailed(process.stderr.read())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ClientFailed(f"{operation}: {answer['error']}")
+        return answer
+
+
+class LineClient(LineProgram):
+    """RawKV by another client."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key; None when there is none."""
@@ -117,21 +138,48 @@ class LineClient:
         """The servers' checksum over [start, end)."""
         return Checksum(**self._ask("checksum", start=start, end=end))
 
-    def _ask(self, operation: str, **arguments: object) -> dict[str, Any]:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        request = {"op": operation} | {name: _text(value) for name, value in arguments.items()}
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            raise ClientFailed(process.stderr.read())
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise ClientFailed(f"{operation}: {answer['error']}")
-        return answer
+
+class TxnLineClient(LineProgram):
+    """Transactions by another client, each with the keys and values of one call."""
+
+    def write(self, rows: Mapping[bytes, bytes | None], mode: str = "optimistic") -> int:
+        """Put, or delete with None, in one transaction; its start ts."""
+        start_ts: int = self._ask("write", mode=mode, keys=list(rows), values=list(rows.values()))["start_ts"]
+        return start_ts
+
+    def prewrite_and_die(self, rows: Mapping[bytes, bytes | None], mode: str) -> None:
+        """Begin a `write`, and be killed between prewrite and commit."""
+        try:
+            self._ask("prewrite_and_die", mode=mode, keys=list(rows), values=list(rows.values()))
+        except ClientFailed as failed:
+            if str(failed):  # it is alive
+                raise
+        assert self._process.wait(60) == -signal.SIGKILL
+
+    def get(self, *keys: bytes, ts: int = 0) -> list[bytes | None]:
+        """The values of keys, by default as of now."""
+        return [_bytes(value) for value in self._ask("get", keys=list(keys), ts=ts)["values"]]
+
+    def scan(self, start: bytes, end: bytes, *, ts: int = 0, reverse: bool = False) -> list[tuple[bytes, bytes]]:
+        """All pairs of [start, end), by default as of now."""
+        return _pairs(self._ask("scan", start=start, end=end, ts=ts, reverse=reverse, limit=SCAN_LIMIT))
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Remove all versions of [start, end) physically."""
+        self._ask("delete_range", start=start, end=end)
+
+    def collect_garbage(self, ts: int) -> int:
+        """Resolve the locks up to a timestamp, and make it PD's GC safe point; what that is then."""
+        safe_point: int = self._ask("gc", ts=ts)["ts"]
+        return safe_point
+
+    def open_accounts(self, accounts: int) -> None:
+        """Give each account the same balance."""
+        self._ask("open_accounts", accounts=accounts)
+
+    def transfer(self, mode: str, accounts: int, workers: int, count: int) -> dict[str, int]:
+        """Concurrent transfers, and sums of all accounts beside them: how often each was done, and how often in vain."""
+        return self._ask("transfer", mode=mode, accounts=accounts, workers=workers, count=count)
 
 
 def _text(value: Any) -> Any:  # noqa: ANN401 - JSON

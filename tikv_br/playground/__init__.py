@@ -11,7 +11,9 @@ Modules, in reading order:
 - region, region_errors, regions, scheduler: the region table, its errors, and balancing
 - pd_state, pd_service, pd_http, pd_etcd, etcd: PD
 - engine, encoding: the shared RocksDB, and how each API version encodes rows
-- raw_service, raw_checks, raw_read, raw_write: RawKV requests
+- tikv_service, request_checks: the requests of clients, and checks before all of them
+- raw_read, raw_write: RawKV requests
+- txn: transactions
 - backup_service, external_storage: backups and their storage
 - import_service, ingest, sst_file: downloads, uploads and ingests of SSTs
 - cdc_stream, cdc_hub, cdc_rows: change feeds

@@ -25,8 +25,8 @@ from tikv_br.playground.encoding import LiveRow, data_range, encoding_of, v2_ts
 from tikv_br.playground.external_storage import CipherFault, ExternalStorage, StorageFault, open_for
 from tikv_br.playground.failpoints import BACKUP_REGION
 from tikv_br.playground.node import BACKUP_EMPTY_RANGE, BACKUP_NOT_RAW, StoreNode, crash_store
-from tikv_br.playground.raw_checks import VERSION_NAMES
 from tikv_br.playground.region import Region
+from tikv_br.playground.request_checks import VERSION_NAMES
 from tikv_br.playground.sst_file import with_properties
 from tikv_br.playground.timestamps import TimestampFault
 from tikv_br.playground.versions import ServerVersion

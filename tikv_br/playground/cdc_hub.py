@@ -21,9 +21,9 @@ from tikv_br.playground.cdc_rows import Event, SubscribedRange
 from tikv_br.playground.encoding import Row, from_memcomparable
 from tikv_br.playground.failpoints import FailpointTable
 from tikv_br.playground.node import FEED_OF_RAW_ROWS, StoreNode
-from tikv_br.playground.raw_checks import RegionFault
 from tikv_br.playground.region import Region
 from tikv_br.playground.regions import RegionTable
+from tikv_br.playground.request_checks import RegionFault
 from tikv_br.playground.versions import ServerVersion
 
 

@@ -38,7 +38,6 @@ from tikv_br.playground.pd_etcd import EtcdService, EtcdState
 from tikv_br.playground.pd_http import PdConfig, PdHttpApi
 from tikv_br.playground.pd_service import PdService
 from tikv_br.playground.pd_state import GcState, Keyspaces, PdState
-from tikv_br.playground.raw_service import RawService
 from tikv_br.playground.region import Region, RegionSizes
 from tikv_br.playground.regions import RegionTable
 from tikv_br.playground.scheduler import Scheduler, first_byte_bounds
@@ -56,7 +55,9 @@ from tikv_br.playground.settings import SETTINGS_FILE, Settings
 from tikv_br.playground.sst_file import SstStore
 from tikv_br.playground.store_server import StoreServer
 from tikv_br.playground.store_state import CallClock, FatalRequestLog, Pace, StoreImportMode
+from tikv_br.playground.tikv_service import TikvService
 from tikv_br.playground.timestamps import RENEW_INTERVAL, CausalTimestamps, TimestampFault, Tso
+from tikv_br.playground.txn.state import TxnState
 
 PORT_SECONDS: Final = 5.0
 """Seconds that a restarted store waits for its ports: gRPC may not have closed one yet, or another program uses it."""
@@ -82,6 +83,7 @@ class Playground:
         self.tso = Tso(self.engine, lambda: time.time() + settings.clock_ahead)
         self.failpoints = FailpointTable()
         self.changes = ChangeHub(self.regions, self.failpoints, settings.release)
+        self.transactions = TxnState(self.tso, settings.release)
         self.fatal_requests = FatalRequestLog(settings.path / "fatal_requests.jsonl")
         self.calls = CallClock()
         self._identity = self._load_identity()
@@ -326,7 +328,7 @@ class Playground:
         node.download_limit.limit(0)
         feeds = ChangeDataService(node, self.changes, self.settings.resolved_ts_interval, self.settings.feed_quota)
         return [
-            RawService(node, self.changes).add_to,
+            TikvService(node, self.changes, self.transactions).add_to,
             BackupService(node).add_to,
             ImportService(node, self.nodes).add_to,
             feeds.add_to,

@@ -1,7 +1,7 @@
 r"""The RocksDB of a playground, which all stores share. Its keys are those of TiKV.
 
-Data keys are ``z`` + storage key, so that SSTs written for TiKV can be ingested unchanged. The playground's own records
-(regions, ids, PD state) are below ``\x01``, as TiKV's local keys are.
+Data keys are ``z`` + storage key, so that SSTs written for TiKV can be ingested unchanged, in TiKV's three column families. The
+playground's own records (regions, ids, PD state) are below ``\x01`` of the default one, as TiKV's local keys are.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ from rocksdict import (
 
 from tikv_br.formats.keys.codec import DATA_PREFIX
 
+DEFAULT: Final = "default"
+LOCK: Final = "lock"
+WRITE: Final = "write"
+COLUMN_FAMILIES: Final = (DEFAULT, LOCK, WRITE)
+Change = tuple[str, bytes, bytes | None]
+"""A write: column family, data key, and the value, or None to delete the key."""
 _DATA_END: Final = bytes([DATA_PREFIX[0] + 1])
 _META: Final = b"\x01playground/"
 _BLOCK_CACHE_BYTES: Final = 64 << 20
@@ -35,20 +41,26 @@ class RocksEngine:
 
     def __init__(self, db: Rdict, path: Path) -> None:
         self._db = db
+        self._families = {DEFAULT: db, LOCK: db.get_column_family(LOCK), WRITE: db.get_column_family(WRITE)}
+        self._handles = {name: db.get_column_family_handle(name) for name in COLUMN_FAMILIES}
         self.path = path
 
     @classmethod
     def open(cls, path: Path) -> RocksEngine:
         """Open or create the database in the folder ``path``."""
         path.mkdir(parents=True, exist_ok=True)
-        return cls(Rdict(str(path), _options()), path)
+        options = _options()
+        options.create_missing_column_families(create_missing_cfs=True)
+        return cls(Rdict(str(path), options, column_families={LOCK: _options(), WRITE: _options()}), path)
 
     def close(self) -> None:
-        self._db.close()
+        self._handles.clear()  # each keeps the database open
+        for family in self._families.values():
+            family.close()
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, family: str = DEFAULT) -> bytes | None:
         """The value of a data key (with ``z``), None if there is none."""
-        value: bytes | None = self._db.get(key)
+        value: bytes | None = self._families[family].get(key)
         return value
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:
@@ -60,7 +72,19 @@ class RocksEngine:
             del batch[key]
         self._db.write(batch)
 
-    def iterate(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply changes of any column families, in order, as one atomic batch."""
+        batch = WriteBatch(raw_mode=True)
+        for family, key, value in changes:
+            if value is None:
+                batch.delete(key, self._handles[family])
+            else:
+                batch.put(key, value, self._handles[family])
+        self._db.write(batch)
+
+    def iterate(
+        self, start: bytes, end: bytes, *, reverse: bool = False, family: str = DEFAULT
+    ) -> Iterator[tuple[bytes, bytes]]:
         """Rows of [start, end) in key order (descending when ``reverse``) as of the first one.
 
         Bounds are data keys; ``end`` b"" is the end of all data.
@@ -70,23 +94,24 @@ class RocksEngine:
             return
         options = ReadOptions()  # a local of this generator: rocksdict's iterators point into it without keeping it
         options.set_iterate_upper_bound(end)
-        items = self._db.items(backwards=reverse, from_key=end if reverse else start, read_opt=options)
+        items = self._families[family].items(backwards=reverse, from_key=end if reverse else start, read_opt=options)
         rows = cast("Iterator[tuple[bytes, bytes]]", items)
         # rocksdict 0.3 ignores a lower bound in reverse.
         yield from itertools.takewhile(lambda row: row[0] >= start, rows) if reverse else rows
 
-    def delete_range(self, start: bytes, end: bytes) -> None:
+    def delete_range(self, start: bytes, end: bytes, families: Iterable[str] = (DEFAULT,)) -> None:
         """Remove every row of [start, end) physically; ``end`` b"" is the end of all data."""
-        self._db.delete_range(max(start, DATA_PREFIX), end or _DATA_END)
+        for family in families:
+            self._families[family].delete_range(max(start, DATA_PREFIX), end or _DATA_END)
 
-    def ingest(self, paths: Iterable[Path | str]) -> None:
+    def ingest(self, paths: Iterable[Path | str], family: str = DEFAULT) -> None:
         """Ingest copies of SST files. Their rows replace older ones of the same keys.
 
         Raises RocksDB's error for a file it cannot read, which would crash a real store.
         """
         options = IngestExternalFileOptions()
         options.set_move_files(v=False)
-        self._db.ingest_external_file([str(path) for path in paths], options)
+        self._families[family].ingest_external_file([str(path) for path in paths], options)
 
     def get_meta(self, name: str) -> bytes | None:
         """One of the playground's own records, None if there is none."""

@@ -14,8 +14,8 @@ from tikv_br.formats.sst.coding import encode_varint
 from tikv_br.playground import region_errors
 from tikv_br.playground.encoding import Encoding, Row, Stored
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.raw_checks import RawChecks, RequestFault, key_outside, out_of_region
 from tikv_br.playground.region import Region
+from tikv_br.playground.request_checks import RequestChecks, RequestFault, key_outside, out_of_region
 
 # Tags of kvrpcpb.RawScanResponse.kvs, RawBatchGetResponse.pairs (both field 2), KvPair.key and KvPair.value.
 _ROW: Final = b"\x12"
@@ -45,7 +45,7 @@ def serialize_rows(rows: Iterable[Row], *, key_only: bool = False) -> bytes:
 class RawReads:
     """RawGet, RawBatchGet, RawScan, RawBatchScan, RawGetKeyTTL and RawChecksum."""
 
-    def __init__(self, node: StoreNode, encoding: Encoding, checks: RawChecks) -> None:
+    def __init__(self, node: StoreNode, encoding: Encoding, checks: RequestChecks) -> None:
         self._node = node
         self._encoding = encoding
         self._checks = checks

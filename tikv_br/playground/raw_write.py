@@ -13,8 +13,15 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.encoding import Encoding, Row, data_range
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.raw_checks import RawChecks, RegionFault, RequestFault, check_within, key_outside, out_of_region
 from tikv_br.playground.region import Region
+from tikv_br.playground.request_checks import (
+    RegionFault,
+    RequestChecks,
+    RequestFault,
+    check_within,
+    key_outside,
+    out_of_region,
+)
 
 MAX_ENTRY_SIZE: Final = 8 << 20
 """``raftstore.raft-entry-max-size``: of the command that a write becomes."""
@@ -28,7 +35,7 @@ _APPLY = "[components/raftstore/src/store/fsm/apply.rs:2006]"
 class RawWrites:
     """RawPut, RawBatchPut, RawDelete, RawBatchDelete, RawDeleteRange and RawCompareAndSwap."""
 
-    def __init__(self, node: StoreNode, encoding: Encoding, checks: RawChecks, changes: ChangeHub) -> None:
+    def __init__(self, node: StoreNode, encoding: Encoding, checks: RequestChecks, changes: ChangeHub) -> None:
         self._node = node
         self._encoding = encoding
         self._checks = checks

@@ -12,7 +12,7 @@ import grpc
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.failpoints import FailpointInterceptor
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.raw_checks import MAX_KEY_SIZE
+from tikv_br.playground.request_checks import MAX_KEY_SIZE
 from tikv_br.playground.servers import AddServices, HttpServer, Reply, Request, ReservedPort, start_server
 from tikv_br.playground.settings import Settings
 from tikv_br.playground.store_state import CallClock

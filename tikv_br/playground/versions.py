@@ -17,13 +17,13 @@ _PATTERN: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+)(?:-[0-9a-z.]+)?)?")
 
 
 class _Since:
-    """An attribute of `ServerVersion` that is true from a version on."""
+    """An attribute of `ServerVersion` that is true from a version on, and ``before`` another."""
 
-    def __init__(self, *number: int) -> None:
-        self._number = number
+    def __init__(self, *number: int, before: tuple[int, ...] = (1 << 32,)) -> None:
+        self._number, self._before = number, before
 
     def __get__(self, release: ServerVersion, owner: object) -> bool:
-        return release.number >= self._number
+        return self._number <= release.number < self._before
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,10 @@ class ServerVersion:
     """``kv_api`` has an effect; in older versions every feed is one of transactions, without raw rows."""
     resolves_raw = _Since(6, 2)
     """Feeds of raw rows get resolved-ts."""
+    refuses_future_ts = _Since(8, 5, 7, before=(9,))
+    """Stores refuse a reader's timestamp above PD's."""
+    ends_on_future_ts = _Since(9)
+    """Stores end themselves at a reader's timestamp far above PD's."""
     multiplexes = _Since(7, 3)
     """There is EventFeedV2 and Deregister; in older versions a Deregister counts as a Register."""
 

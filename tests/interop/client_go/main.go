@@ -1,6 +1,7 @@
-// Command client_go drives a RawKV cluster with client-go, the Go client of the TiKV project.
+// Command client_go drives a cluster with client-go, the Go client of the TiKV project: RawKV, or transactions.
 //
 //	client_go PD_ADDRESS v1|v2
+//	client_go PD_ADDRESS txn [KEYSPACE]
 //
 // It reads one request a line from standard input and answers each with one line, both JSON, bytes in base64:
 //
@@ -16,6 +17,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -44,8 +46,8 @@ type request struct {
 type answer map[string]any
 
 func main() {
-	if len(os.Args) != 3 {
-		fail("usage: client_go PD_ADDRESS v1|v2")
+	if len(os.Args) < 3 {
+		fail("usage: client_go PD_ADDRESS v1|v2, or client_go PD_ADDRESS txn [KEYSPACE]")
 	}
 	// The client's warnings about retries belong to standard error, not to the answers.
 	logger, properties, err := log.InitLogger(&log.Config{Level: "error"}, zap.WithCaller(false))
@@ -54,6 +56,16 @@ func main() {
 	}
 	log.ReplaceGlobals(logger, properties)
 
+	if os.Args[2] == "txn" {
+		client, err := openTxn(os.Args[1], strings.Join(os.Args[3:], ""))
+		if err != nil {
+			fail(err.Error())
+		}
+		if err := serveTxn(client); err != nil {
+			fail(err.Error())
+		}
+		return
+	}
 	version := kvrpcpb.APIVersion_V1
 	if os.Args[2] == "v2" {
 		version = kvrpcpb.APIVersion_V2

@@ -19,8 +19,8 @@ from tikv_br.playground.cdc_rows import Event, SubscribedRange
 from tikv_br.playground.cdc_stream import Features
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.encoding import V2, from_memcomparable, v2_version
-from tikv_br.playground.raw_checks import RegionFault
 from tikv_br.playground.region import Region
+from tikv_br.playground.request_checks import RegionFault
 
 
 @pytest.mark.parametrize(

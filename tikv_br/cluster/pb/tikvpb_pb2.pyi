@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
+from tikv_br.cluster.pb import coprocessor_pb2 as _coprocessor_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as _kvrpcpb_pb2
 import sys
 import typing as _typing
@@ -27,6 +28,16 @@ class BatchCommandsRequest(_message.Message):
     class Request(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
+        GET_FIELD_NUMBER: _builtins.int
+        SCAN_FIELD_NUMBER: _builtins.int
+        PREWRITE_FIELD_NUMBER: _builtins.int
+        COMMIT_FIELD_NUMBER: _builtins.int
+        CLEANUP_FIELD_NUMBER: _builtins.int
+        BATCHGET_FIELD_NUMBER: _builtins.int
+        BATCHROLLBACK_FIELD_NUMBER: _builtins.int
+        SCANLOCK_FIELD_NUMBER: _builtins.int
+        RESOLVELOCK_FIELD_NUMBER: _builtins.int
+        DELETERANGE_FIELD_NUMBER: _builtins.int
         RAWGET_FIELD_NUMBER: _builtins.int
         RAWBATCHGET_FIELD_NUMBER: _builtins.int
         RAWPUT_FIELD_NUMBER: _builtins.int
@@ -36,8 +47,34 @@ class BatchCommandsRequest(_message.Message):
         RAWSCAN_FIELD_NUMBER: _builtins.int
         RAWDELETERANGE_FIELD_NUMBER: _builtins.int
         RAWBATCHSCAN_FIELD_NUMBER: _builtins.int
+        COPROCESSOR_FIELD_NUMBER: _builtins.int
+        PESSIMISTICLOCK_FIELD_NUMBER: _builtins.int
+        PESSIMISTICROLLBACK_FIELD_NUMBER: _builtins.int
+        CHECKTXNSTATUS_FIELD_NUMBER: _builtins.int
+        TXNHEARTBEAT_FIELD_NUMBER: _builtins.int
+        CHECKSECONDARYLOCKS_FIELD_NUMBER: _builtins.int
         RAWCOPROCESSOR_FIELD_NUMBER: _builtins.int
         EMPTY_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def Get(self) -> _kvrpcpb_pb2.GetRequest: ...
+        @_builtins.property
+        def Scan(self) -> _kvrpcpb_pb2.ScanRequest: ...
+        @_builtins.property
+        def Prewrite(self) -> _kvrpcpb_pb2.PrewriteRequest: ...
+        @_builtins.property
+        def Commit(self) -> _kvrpcpb_pb2.CommitRequest: ...
+        @_builtins.property
+        def Cleanup(self) -> _kvrpcpb_pb2.CleanupRequest: ...
+        @_builtins.property
+        def BatchGet(self) -> _kvrpcpb_pb2.BatchGetRequest: ...
+        @_builtins.property
+        def BatchRollback(self) -> _kvrpcpb_pb2.BatchRollbackRequest: ...
+        @_builtins.property
+        def ScanLock(self) -> _kvrpcpb_pb2.ScanLockRequest: ...
+        @_builtins.property
+        def ResolveLock(self) -> _kvrpcpb_pb2.ResolveLockRequest: ...
+        @_builtins.property
+        def DeleteRange(self) -> _kvrpcpb_pb2.DeleteRangeRequest: ...
         @_builtins.property
         def RawGet(self) -> _kvrpcpb_pb2.RawGetRequest: ...
         @_builtins.property
@@ -57,12 +94,34 @@ class BatchCommandsRequest(_message.Message):
         @_builtins.property
         def RawBatchScan(self) -> _kvrpcpb_pb2.RawBatchScanRequest: ...
         @_builtins.property
+        def Coprocessor(self) -> _coprocessor_pb2.Request: ...
+        @_builtins.property
+        def PessimisticLock(self) -> _kvrpcpb_pb2.PessimisticLockRequest: ...
+        @_builtins.property
+        def PessimisticRollback(self) -> _kvrpcpb_pb2.PessimisticRollbackRequest: ...
+        @_builtins.property
+        def CheckTxnStatus(self) -> _kvrpcpb_pb2.CheckTxnStatusRequest: ...
+        @_builtins.property
+        def TxnHeartBeat(self) -> _kvrpcpb_pb2.TxnHeartBeatRequest: ...
+        @_builtins.property
+        def CheckSecondaryLocks(self) -> _kvrpcpb_pb2.CheckSecondaryLocksRequest: ...
+        @_builtins.property
         def RawCoprocessor(self) -> _kvrpcpb_pb2.RawCoprocessorRequest: ...
         @_builtins.property
         def Empty(self) -> Global___BatchCommandsEmptyRequest: ...
         def __init__(
             self,
             *,
+            Get: _kvrpcpb_pb2.GetRequest | None = ...,
+            Scan: _kvrpcpb_pb2.ScanRequest | None = ...,
+            Prewrite: _kvrpcpb_pb2.PrewriteRequest | None = ...,
+            Commit: _kvrpcpb_pb2.CommitRequest | None = ...,
+            Cleanup: _kvrpcpb_pb2.CleanupRequest | None = ...,
+            BatchGet: _kvrpcpb_pb2.BatchGetRequest | None = ...,
+            BatchRollback: _kvrpcpb_pb2.BatchRollbackRequest | None = ...,
+            ScanLock: _kvrpcpb_pb2.ScanLockRequest | None = ...,
+            ResolveLock: _kvrpcpb_pb2.ResolveLockRequest | None = ...,
+            DeleteRange: _kvrpcpb_pb2.DeleteRangeRequest | None = ...,
             RawGet: _kvrpcpb_pb2.RawGetRequest | None = ...,
             RawBatchGet: _kvrpcpb_pb2.RawBatchGetRequest | None = ...,
             RawPut: _kvrpcpb_pb2.RawPutRequest | None = ...,
@@ -72,14 +131,20 @@ class BatchCommandsRequest(_message.Message):
             RawScan: _kvrpcpb_pb2.RawScanRequest | None = ...,
             RawDeleteRange: _kvrpcpb_pb2.RawDeleteRangeRequest | None = ...,
             RawBatchScan: _kvrpcpb_pb2.RawBatchScanRequest | None = ...,
+            Coprocessor: _coprocessor_pb2.Request | None = ...,
+            PessimisticLock: _kvrpcpb_pb2.PessimisticLockRequest | None = ...,
+            PessimisticRollback: _kvrpcpb_pb2.PessimisticRollbackRequest | None = ...,
+            CheckTxnStatus: _kvrpcpb_pb2.CheckTxnStatusRequest | None = ...,
+            TxnHeartBeat: _kvrpcpb_pb2.TxnHeartBeatRequest | None = ...,
+            CheckSecondaryLocks: _kvrpcpb_pb2.CheckSecondaryLocksRequest | None = ...,
             RawCoprocessor: _kvrpcpb_pb2.RawCoprocessorRequest | None = ...,
             Empty: Global___BatchCommandsEmptyRequest | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["Empty", b"Empty", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawCoprocessor", b"RawCoprocessor", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "cmd", b"cmd"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "Coprocessor", b"Coprocessor", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawCoprocessor", b"RawCoprocessor", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["Empty", b"Empty", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawCoprocessor", b"RawCoprocessor", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "cmd", b"cmd"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "Coprocessor", b"Coprocessor", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawCoprocessor", b"RawCoprocessor", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        _WhichOneofReturnType_cmd: _TypeAlias = _typing.Literal["RawGet", "RawBatchGet", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawScan", "RawDeleteRange", "RawBatchScan", "RawCoprocessor", "Empty"]  # noqa: Y015
+        _WhichOneofReturnType_cmd: _TypeAlias = _typing.Literal["Get", "Scan", "Prewrite", "Commit", "Cleanup", "BatchGet", "BatchRollback", "ScanLock", "ResolveLock", "DeleteRange", "RawGet", "RawBatchGet", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawScan", "RawDeleteRange", "RawBatchScan", "Coprocessor", "PessimisticLock", "PessimisticRollback", "CheckTxnStatus", "TxnHeartBeat", "CheckSecondaryLocks", "RawCoprocessor", "Empty"]  # noqa: Y015
         _WhichOneofArgType_cmd: _TypeAlias = _typing.Literal["cmd", b"cmd"]  # noqa: Y015
         def WhichOneof(self, oneof_group: _WhichOneofArgType_cmd) -> _WhichOneofReturnType_cmd | None: ...
 
@@ -111,6 +176,16 @@ class BatchCommandsResponse(_message.Message):
     class Response(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
+        GET_FIELD_NUMBER: _builtins.int
+        SCAN_FIELD_NUMBER: _builtins.int
+        PREWRITE_FIELD_NUMBER: _builtins.int
+        COMMIT_FIELD_NUMBER: _builtins.int
+        CLEANUP_FIELD_NUMBER: _builtins.int
+        BATCHGET_FIELD_NUMBER: _builtins.int
+        BATCHROLLBACK_FIELD_NUMBER: _builtins.int
+        SCANLOCK_FIELD_NUMBER: _builtins.int
+        RESOLVELOCK_FIELD_NUMBER: _builtins.int
+        DELETERANGE_FIELD_NUMBER: _builtins.int
         RAWGET_FIELD_NUMBER: _builtins.int
         RAWBATCHGET_FIELD_NUMBER: _builtins.int
         RAWPUT_FIELD_NUMBER: _builtins.int
@@ -120,8 +195,34 @@ class BatchCommandsResponse(_message.Message):
         RAWSCAN_FIELD_NUMBER: _builtins.int
         RAWDELETERANGE_FIELD_NUMBER: _builtins.int
         RAWBATCHSCAN_FIELD_NUMBER: _builtins.int
+        COPROCESSOR_FIELD_NUMBER: _builtins.int
+        PESSIMISTICLOCK_FIELD_NUMBER: _builtins.int
+        PESSIMISTICROLLBACK_FIELD_NUMBER: _builtins.int
+        CHECKTXNSTATUS_FIELD_NUMBER: _builtins.int
+        TXNHEARTBEAT_FIELD_NUMBER: _builtins.int
+        CHECKSECONDARYLOCKS_FIELD_NUMBER: _builtins.int
         RAWCOPROCESSOR_FIELD_NUMBER: _builtins.int
         EMPTY_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def Get(self) -> _kvrpcpb_pb2.GetResponse: ...
+        @_builtins.property
+        def Scan(self) -> _kvrpcpb_pb2.ScanResponse: ...
+        @_builtins.property
+        def Prewrite(self) -> _kvrpcpb_pb2.PrewriteResponse: ...
+        @_builtins.property
+        def Commit(self) -> _kvrpcpb_pb2.CommitResponse: ...
+        @_builtins.property
+        def Cleanup(self) -> _kvrpcpb_pb2.CleanupResponse: ...
+        @_builtins.property
+        def BatchGet(self) -> _kvrpcpb_pb2.BatchGetResponse: ...
+        @_builtins.property
+        def BatchRollback(self) -> _kvrpcpb_pb2.BatchRollbackResponse: ...
+        @_builtins.property
+        def ScanLock(self) -> _kvrpcpb_pb2.ScanLockResponse: ...
+        @_builtins.property
+        def ResolveLock(self) -> _kvrpcpb_pb2.ResolveLockResponse: ...
+        @_builtins.property
+        def DeleteRange(self) -> _kvrpcpb_pb2.DeleteRangeResponse: ...
         @_builtins.property
         def RawGet(self) -> _kvrpcpb_pb2.RawGetResponse: ...
         @_builtins.property
@@ -141,12 +242,34 @@ class BatchCommandsResponse(_message.Message):
         @_builtins.property
         def RawBatchScan(self) -> _kvrpcpb_pb2.RawBatchScanResponse: ...
         @_builtins.property
+        def Coprocessor(self) -> _coprocessor_pb2.Response: ...
+        @_builtins.property
+        def PessimisticLock(self) -> _kvrpcpb_pb2.PessimisticLockResponse: ...
+        @_builtins.property
+        def PessimisticRollback(self) -> _kvrpcpb_pb2.PessimisticRollbackResponse: ...
+        @_builtins.property
+        def CheckTxnStatus(self) -> _kvrpcpb_pb2.CheckTxnStatusResponse: ...
+        @_builtins.property
+        def TxnHeartBeat(self) -> _kvrpcpb_pb2.TxnHeartBeatResponse: ...
+        @_builtins.property
+        def CheckSecondaryLocks(self) -> _kvrpcpb_pb2.CheckSecondaryLocksResponse: ...
+        @_builtins.property
         def RawCoprocessor(self) -> _kvrpcpb_pb2.RawCoprocessorResponse: ...
         @_builtins.property
         def Empty(self) -> Global___BatchCommandsEmptyResponse: ...
         def __init__(
             self,
             *,
+            Get: _kvrpcpb_pb2.GetResponse | None = ...,
+            Scan: _kvrpcpb_pb2.ScanResponse | None = ...,
+            Prewrite: _kvrpcpb_pb2.PrewriteResponse | None = ...,
+            Commit: _kvrpcpb_pb2.CommitResponse | None = ...,
+            Cleanup: _kvrpcpb_pb2.CleanupResponse | None = ...,
+            BatchGet: _kvrpcpb_pb2.BatchGetResponse | None = ...,
+            BatchRollback: _kvrpcpb_pb2.BatchRollbackResponse | None = ...,
+            ScanLock: _kvrpcpb_pb2.ScanLockResponse | None = ...,
+            ResolveLock: _kvrpcpb_pb2.ResolveLockResponse | None = ...,
+            DeleteRange: _kvrpcpb_pb2.DeleteRangeResponse | None = ...,
             RawGet: _kvrpcpb_pb2.RawGetResponse | None = ...,
             RawBatchGet: _kvrpcpb_pb2.RawBatchGetResponse | None = ...,
             RawPut: _kvrpcpb_pb2.RawPutResponse | None = ...,
@@ -156,14 +279,20 @@ class BatchCommandsResponse(_message.Message):
             RawScan: _kvrpcpb_pb2.RawScanResponse | None = ...,
             RawDeleteRange: _kvrpcpb_pb2.RawDeleteRangeResponse | None = ...,
             RawBatchScan: _kvrpcpb_pb2.RawBatchScanResponse | None = ...,
+            Coprocessor: _coprocessor_pb2.Response | None = ...,
+            PessimisticLock: _kvrpcpb_pb2.PessimisticLockResponse | None = ...,
+            PessimisticRollback: _kvrpcpb_pb2.PessimisticRollbackResponse | None = ...,
+            CheckTxnStatus: _kvrpcpb_pb2.CheckTxnStatusResponse | None = ...,
+            TxnHeartBeat: _kvrpcpb_pb2.TxnHeartBeatResponse | None = ...,
+            CheckSecondaryLocks: _kvrpcpb_pb2.CheckSecondaryLocksResponse | None = ...,
             RawCoprocessor: _kvrpcpb_pb2.RawCoprocessorResponse | None = ...,
             Empty: Global___BatchCommandsEmptyResponse | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["Empty", b"Empty", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawCoprocessor", b"RawCoprocessor", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "cmd", b"cmd"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "Coprocessor", b"Coprocessor", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawCoprocessor", b"RawCoprocessor", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["Empty", b"Empty", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawCoprocessor", b"RawCoprocessor", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "cmd", b"cmd"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["BatchGet", b"BatchGet", "BatchRollback", b"BatchRollback", "CheckSecondaryLocks", b"CheckSecondaryLocks", "CheckTxnStatus", b"CheckTxnStatus", "Cleanup", b"Cleanup", "Commit", b"Commit", "Coprocessor", b"Coprocessor", "DeleteRange", b"DeleteRange", "Empty", b"Empty", "Get", b"Get", "PessimisticLock", b"PessimisticLock", "PessimisticRollback", b"PessimisticRollback", "Prewrite", b"Prewrite", "RawBatchDelete", b"RawBatchDelete", "RawBatchGet", b"RawBatchGet", "RawBatchPut", b"RawBatchPut", "RawBatchScan", b"RawBatchScan", "RawCoprocessor", b"RawCoprocessor", "RawDelete", b"RawDelete", "RawDeleteRange", b"RawDeleteRange", "RawGet", b"RawGet", "RawPut", b"RawPut", "RawScan", b"RawScan", "ResolveLock", b"ResolveLock", "Scan", b"Scan", "ScanLock", b"ScanLock", "TxnHeartBeat", b"TxnHeartBeat", "cmd", b"cmd"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        _WhichOneofReturnType_cmd: _TypeAlias = _typing.Literal["RawGet", "RawBatchGet", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawScan", "RawDeleteRange", "RawBatchScan", "RawCoprocessor", "Empty"]  # noqa: Y015
+        _WhichOneofReturnType_cmd: _TypeAlias = _typing.Literal["Get", "Scan", "Prewrite", "Commit", "Cleanup", "BatchGet", "BatchRollback", "ScanLock", "ResolveLock", "DeleteRange", "RawGet", "RawBatchGet", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawScan", "RawDeleteRange", "RawBatchScan", "Coprocessor", "PessimisticLock", "PessimisticRollback", "CheckTxnStatus", "TxnHeartBeat", "CheckSecondaryLocks", "RawCoprocessor", "Empty"]  # noqa: Y015
         _WhichOneofArgType_cmd: _TypeAlias = _typing.Literal["cmd", b"cmd"]  # noqa: Y015
         def WhichOneof(self, oneof_group: _WhichOneofArgType_cmd) -> _WhichOneofReturnType_cmd | None: ...
 

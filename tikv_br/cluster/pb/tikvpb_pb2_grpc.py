@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from tikv_br.cluster.pb import coprocessor_pb2 as coprocessor__pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kvrpcpb__pb2
 from tikv_br.cluster.pb import tikvpb_pb2 as tikvpb__pb2
 
@@ -35,25 +36,90 @@ class TikvStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.KvGet = channel.unary_unary(
+                '/tikvpb.Tikv/KvGet',
+                request_serializer=kvrpcpb__pb2.GetRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.GetResponse.FromString,
+                _registered_method=True)
         self.KvScan = channel.unary_unary(
                 '/tikvpb.Tikv/KvScan',
                 request_serializer=kvrpcpb__pb2.ScanRequest.SerializeToString,
                 response_deserializer=kvrpcpb__pb2.ScanResponse.FromString,
-                _registered_method=True)
-        self.KvScanLock = channel.unary_unary(
-                '/tikvpb.Tikv/KvScanLock',
-                request_serializer=kvrpcpb__pb2.ScanLockRequest.SerializeToString,
-                response_deserializer=kvrpcpb__pb2.ScanLockResponse.FromString,
                 _registered_method=True)
         self.KvPrewrite = channel.unary_unary(
                 '/tikvpb.Tikv/KvPrewrite',
                 request_serializer=kvrpcpb__pb2.PrewriteRequest.SerializeToString,
                 response_deserializer=kvrpcpb__pb2.PrewriteResponse.FromString,
                 _registered_method=True)
+        self.KvPessimisticLock = channel.unary_unary(
+                '/tikvpb.Tikv/KvPessimisticLock',
+                request_serializer=kvrpcpb__pb2.PessimisticLockRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.PessimisticLockResponse.FromString,
+                _registered_method=True)
+        self.KVPessimisticRollback = channel.unary_unary(
+                '/tikvpb.Tikv/KVPessimisticRollback',
+                request_serializer=kvrpcpb__pb2.PessimisticRollbackRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.PessimisticRollbackResponse.FromString,
+                _registered_method=True)
+        self.KvTxnHeartBeat = channel.unary_unary(
+                '/tikvpb.Tikv/KvTxnHeartBeat',
+                request_serializer=kvrpcpb__pb2.TxnHeartBeatRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.TxnHeartBeatResponse.FromString,
+                _registered_method=True)
+        self.KvCheckTxnStatus = channel.unary_unary(
+                '/tikvpb.Tikv/KvCheckTxnStatus',
+                request_serializer=kvrpcpb__pb2.CheckTxnStatusRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.CheckTxnStatusResponse.FromString,
+                _registered_method=True)
+        self.KvCheckSecondaryLocks = channel.unary_unary(
+                '/tikvpb.Tikv/KvCheckSecondaryLocks',
+                request_serializer=kvrpcpb__pb2.CheckSecondaryLocksRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.CheckSecondaryLocksResponse.FromString,
+                _registered_method=True)
         self.KvCommit = channel.unary_unary(
                 '/tikvpb.Tikv/KvCommit',
                 request_serializer=kvrpcpb__pb2.CommitRequest.SerializeToString,
                 response_deserializer=kvrpcpb__pb2.CommitResponse.FromString,
+                _registered_method=True)
+        self.KvCleanup = channel.unary_unary(
+                '/tikvpb.Tikv/KvCleanup',
+                request_serializer=kvrpcpb__pb2.CleanupRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.CleanupResponse.FromString,
+                _registered_method=True)
+        self.KvBatchGet = channel.unary_unary(
+                '/tikvpb.Tikv/KvBatchGet',
+                request_serializer=kvrpcpb__pb2.BatchGetRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.BatchGetResponse.FromString,
+                _registered_method=True)
+        self.KvBatchRollback = channel.unary_unary(
+                '/tikvpb.Tikv/KvBatchRollback',
+                request_serializer=kvrpcpb__pb2.BatchRollbackRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.BatchRollbackResponse.FromString,
+                _registered_method=True)
+        self.KvScanLock = channel.unary_unary(
+                '/tikvpb.Tikv/KvScanLock',
+                request_serializer=kvrpcpb__pb2.ScanLockRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.ScanLockResponse.FromString,
+                _registered_method=True)
+        self.KvResolveLock = channel.unary_unary(
+                '/tikvpb.Tikv/KvResolveLock',
+                request_serializer=kvrpcpb__pb2.ResolveLockRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.ResolveLockResponse.FromString,
+                _registered_method=True)
+        self.KvDeleteRange = channel.unary_unary(
+                '/tikvpb.Tikv/KvDeleteRange',
+                request_serializer=kvrpcpb__pb2.DeleteRangeRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.DeleteRangeResponse.FromString,
+                _registered_method=True)
+        self.UnsafeDestroyRange = channel.unary_unary(
+                '/tikvpb.Tikv/UnsafeDestroyRange',
+                request_serializer=kvrpcpb__pb2.UnsafeDestroyRangeRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.UnsafeDestroyRangeResponse.FromString,
+                _registered_method=True)
+        self.Coprocessor = channel.unary_unary(
+                '/tikvpb.Tikv/Coprocessor',
+                request_serializer=coprocessor__pb2.Request.SerializeToString,
+                response_deserializer=coprocessor__pb2.Response.FromString,
                 _registered_method=True)
         self.RawGet = channel.unary_unary(
                 '/tikvpb.Tikv/RawGet',
@@ -135,13 +201,13 @@ class TikvStub:
 class TikvServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def KvScan(self, request, context):
+    def KvGet(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def KvScanLock(self, request, context):
+    def KvScan(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +219,85 @@ class TikvServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KvPessimisticLock(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KVPessimisticRollback(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvTxnHeartBeat(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvCheckTxnStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvCheckSecondaryLocks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def KvCommit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvCleanup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvBatchGet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvBatchRollback(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvScanLock(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvResolveLock(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvDeleteRange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnsafeDestroyRange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Coprocessor(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -252,25 +396,90 @@ class TikvServicer:
 
 def add_TikvServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'KvGet': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvGet,
+                    request_deserializer=kvrpcpb__pb2.GetRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.GetResponse.SerializeToString,
+            ),
             'KvScan': grpc.unary_unary_rpc_method_handler(
                     servicer.KvScan,
                     request_deserializer=kvrpcpb__pb2.ScanRequest.FromString,
                     response_serializer=kvrpcpb__pb2.ScanResponse.SerializeToString,
-            ),
-            'KvScanLock': grpc.unary_unary_rpc_method_handler(
-                    servicer.KvScanLock,
-                    request_deserializer=kvrpcpb__pb2.ScanLockRequest.FromString,
-                    response_serializer=kvrpcpb__pb2.ScanLockResponse.SerializeToString,
             ),
             'KvPrewrite': grpc.unary_unary_rpc_method_handler(
                     servicer.KvPrewrite,
                     request_deserializer=kvrpcpb__pb2.PrewriteRequest.FromString,
                     response_serializer=kvrpcpb__pb2.PrewriteResponse.SerializeToString,
             ),
+            'KvPessimisticLock': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvPessimisticLock,
+                    request_deserializer=kvrpcpb__pb2.PessimisticLockRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.PessimisticLockResponse.SerializeToString,
+            ),
+            'KVPessimisticRollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.KVPessimisticRollback,
+                    request_deserializer=kvrpcpb__pb2.PessimisticRollbackRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.PessimisticRollbackResponse.SerializeToString,
+            ),
+            'KvTxnHeartBeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvTxnHeartBeat,
+                    request_deserializer=kvrpcpb__pb2.TxnHeartBeatRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.TxnHeartBeatResponse.SerializeToString,
+            ),
+            'KvCheckTxnStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvCheckTxnStatus,
+                    request_deserializer=kvrpcpb__pb2.CheckTxnStatusRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.CheckTxnStatusResponse.SerializeToString,
+            ),
+            'KvCheckSecondaryLocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvCheckSecondaryLocks,
+                    request_deserializer=kvrpcpb__pb2.CheckSecondaryLocksRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.CheckSecondaryLocksResponse.SerializeToString,
+            ),
             'KvCommit': grpc.unary_unary_rpc_method_handler(
                     servicer.KvCommit,
                     request_deserializer=kvrpcpb__pb2.CommitRequest.FromString,
                     response_serializer=kvrpcpb__pb2.CommitResponse.SerializeToString,
+            ),
+            'KvCleanup': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvCleanup,
+                    request_deserializer=kvrpcpb__pb2.CleanupRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.CleanupResponse.SerializeToString,
+            ),
+            'KvBatchGet': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvBatchGet,
+                    request_deserializer=kvrpcpb__pb2.BatchGetRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.BatchGetResponse.SerializeToString,
+            ),
+            'KvBatchRollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvBatchRollback,
+                    request_deserializer=kvrpcpb__pb2.BatchRollbackRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.BatchRollbackResponse.SerializeToString,
+            ),
+            'KvScanLock': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvScanLock,
+                    request_deserializer=kvrpcpb__pb2.ScanLockRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.ScanLockResponse.SerializeToString,
+            ),
+            'KvResolveLock': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvResolveLock,
+                    request_deserializer=kvrpcpb__pb2.ResolveLockRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.ResolveLockResponse.SerializeToString,
+            ),
+            'KvDeleteRange': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvDeleteRange,
+                    request_deserializer=kvrpcpb__pb2.DeleteRangeRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.DeleteRangeResponse.SerializeToString,
+            ),
+            'UnsafeDestroyRange': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnsafeDestroyRange,
+                    request_deserializer=kvrpcpb__pb2.UnsafeDestroyRangeRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.UnsafeDestroyRangeResponse.SerializeToString,
+            ),
+            'Coprocessor': grpc.unary_unary_rpc_method_handler(
+                    servicer.Coprocessor,
+                    request_deserializer=coprocessor__pb2.Request.FromString,
+                    response_serializer=coprocessor__pb2.Response.SerializeToString,
             ),
             'RawGet': grpc.unary_unary_rpc_method_handler(
                     servicer.RawGet,
@@ -359,6 +568,33 @@ class Tikv:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
+    def KvGet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvGet',
+            kvrpcpb__pb2.GetRequest.SerializeToString,
+            kvrpcpb__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def KvScan(request,
             target,
             options=(),
@@ -375,33 +611,6 @@ class Tikv:
             '/tikvpb.Tikv/KvScan',
             kvrpcpb__pb2.ScanRequest.SerializeToString,
             kvrpcpb__pb2.ScanResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def KvScanLock(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tikvpb.Tikv/KvScanLock',
-            kvrpcpb__pb2.ScanLockRequest.SerializeToString,
-            kvrpcpb__pb2.ScanLockResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -440,6 +649,141 @@ class Tikv:
             _registered_method=True)
 
     @staticmethod
+    def KvPessimisticLock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvPessimisticLock',
+            kvrpcpb__pb2.PessimisticLockRequest.SerializeToString,
+            kvrpcpb__pb2.PessimisticLockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KVPessimisticRollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KVPessimisticRollback',
+            kvrpcpb__pb2.PessimisticRollbackRequest.SerializeToString,
+            kvrpcpb__pb2.PessimisticRollbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvTxnHeartBeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvTxnHeartBeat',
+            kvrpcpb__pb2.TxnHeartBeatRequest.SerializeToString,
+            kvrpcpb__pb2.TxnHeartBeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvCheckTxnStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvCheckTxnStatus',
+            kvrpcpb__pb2.CheckTxnStatusRequest.SerializeToString,
+            kvrpcpb__pb2.CheckTxnStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvCheckSecondaryLocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvCheckSecondaryLocks',
+            kvrpcpb__pb2.CheckSecondaryLocksRequest.SerializeToString,
+            kvrpcpb__pb2.CheckSecondaryLocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def KvCommit(request,
             target,
             options=(),
@@ -456,6 +800,222 @@ class Tikv:
             '/tikvpb.Tikv/KvCommit',
             kvrpcpb__pb2.CommitRequest.SerializeToString,
             kvrpcpb__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvCleanup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvCleanup',
+            kvrpcpb__pb2.CleanupRequest.SerializeToString,
+            kvrpcpb__pb2.CleanupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvBatchGet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvBatchGet',
+            kvrpcpb__pb2.BatchGetRequest.SerializeToString,
+            kvrpcpb__pb2.BatchGetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvBatchRollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvBatchRollback',
+            kvrpcpb__pb2.BatchRollbackRequest.SerializeToString,
+            kvrpcpb__pb2.BatchRollbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvScanLock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvScanLock',
+            kvrpcpb__pb2.ScanLockRequest.SerializeToString,
+            kvrpcpb__pb2.ScanLockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvResolveLock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvResolveLock',
+            kvrpcpb__pb2.ResolveLockRequest.SerializeToString,
+            kvrpcpb__pb2.ResolveLockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvDeleteRange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvDeleteRange',
+            kvrpcpb__pb2.DeleteRangeRequest.SerializeToString,
+            kvrpcpb__pb2.DeleteRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnsafeDestroyRange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/UnsafeDestroyRange',
+            kvrpcpb__pb2.UnsafeDestroyRangeRequest.SerializeToString,
+            kvrpcpb__pb2.UnsafeDestroyRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Coprocessor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/Coprocessor',
+            coprocessor__pb2.Request.SerializeToString,
+            coprocessor__pb2.Response.FromString,
             options,
             channel_credentials,
             insecure,

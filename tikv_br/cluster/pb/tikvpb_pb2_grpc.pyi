@@ -6,6 +6,7 @@ The service of a store that reads and writes data."""
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1
+from tikv_br.cluster.pb import coprocessor_pb2 as _coprocessor_pb2
 import grpc as _grpc
 from tikv_br.cluster.pb import kvrpcpb_pb2 as _kvrpcpb_pb2
 import sys
@@ -32,10 +33,23 @@ class TikvStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TikvAsyncStub: ...
+    KvGet: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.GetRequest, _kvrpcpb_pb2.GetResponse]
     KvScan: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.ScanRequest, _kvrpcpb_pb2.ScanResponse]
-    KvScanLock: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.ScanLockRequest, _kvrpcpb_pb2.ScanLockResponse]
     KvPrewrite: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.PrewriteRequest, _kvrpcpb_pb2.PrewriteResponse]
+    KvPessimisticLock: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.PessimisticLockRequest, _kvrpcpb_pb2.PessimisticLockResponse]
+    KVPessimisticRollback: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.PessimisticRollbackRequest, _kvrpcpb_pb2.PessimisticRollbackResponse]
+    KvTxnHeartBeat: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.TxnHeartBeatRequest, _kvrpcpb_pb2.TxnHeartBeatResponse]
+    KvCheckTxnStatus: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.CheckTxnStatusRequest, _kvrpcpb_pb2.CheckTxnStatusResponse]
+    KvCheckSecondaryLocks: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.CheckSecondaryLocksRequest, _kvrpcpb_pb2.CheckSecondaryLocksResponse]
     KvCommit: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.CommitRequest, _kvrpcpb_pb2.CommitResponse]
+    KvCleanup: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.CleanupRequest, _kvrpcpb_pb2.CleanupResponse]
+    KvBatchGet: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.BatchGetRequest, _kvrpcpb_pb2.BatchGetResponse]
+    KvBatchRollback: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.BatchRollbackRequest, _kvrpcpb_pb2.BatchRollbackResponse]
+    KvScanLock: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.ScanLockRequest, _kvrpcpb_pb2.ScanLockResponse]
+    KvResolveLock: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.ResolveLockRequest, _kvrpcpb_pb2.ResolveLockResponse]
+    KvDeleteRange: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.DeleteRangeRequest, _kvrpcpb_pb2.DeleteRangeResponse]
+    UnsafeDestroyRange: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.UnsafeDestroyRangeRequest, _kvrpcpb_pb2.UnsafeDestroyRangeResponse]
+    Coprocessor: _grpc.UnaryUnaryMultiCallable[_coprocessor_pb2.Request, _coprocessor_pb2.Response]
     RawGet: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawGetRequest, _kvrpcpb_pb2.RawGetResponse]
     RawBatchGet: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawBatchGetRequest, _kvrpcpb_pb2.RawBatchGetResponse]
     RawPut: _grpc.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawPutRequest, _kvrpcpb_pb2.RawPutResponse]
@@ -55,10 +69,23 @@ class TikvStub:
 @_typing.type_check_only
 class TikvAsyncStub(TikvStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    KvGet: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.GetRequest, _kvrpcpb_pb2.GetResponse]  # type: ignore[assignment]
     KvScan: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.ScanRequest, _kvrpcpb_pb2.ScanResponse]  # type: ignore[assignment]
-    KvScanLock: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.ScanLockRequest, _kvrpcpb_pb2.ScanLockResponse]  # type: ignore[assignment]
     KvPrewrite: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.PrewriteRequest, _kvrpcpb_pb2.PrewriteResponse]  # type: ignore[assignment]
+    KvPessimisticLock: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.PessimisticLockRequest, _kvrpcpb_pb2.PessimisticLockResponse]  # type: ignore[assignment]
+    KVPessimisticRollback: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.PessimisticRollbackRequest, _kvrpcpb_pb2.PessimisticRollbackResponse]  # type: ignore[assignment]
+    KvTxnHeartBeat: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.TxnHeartBeatRequest, _kvrpcpb_pb2.TxnHeartBeatResponse]  # type: ignore[assignment]
+    KvCheckTxnStatus: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.CheckTxnStatusRequest, _kvrpcpb_pb2.CheckTxnStatusResponse]  # type: ignore[assignment]
+    KvCheckSecondaryLocks: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.CheckSecondaryLocksRequest, _kvrpcpb_pb2.CheckSecondaryLocksResponse]  # type: ignore[assignment]
     KvCommit: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.CommitRequest, _kvrpcpb_pb2.CommitResponse]  # type: ignore[assignment]
+    KvCleanup: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.CleanupRequest, _kvrpcpb_pb2.CleanupResponse]  # type: ignore[assignment]
+    KvBatchGet: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.BatchGetRequest, _kvrpcpb_pb2.BatchGetResponse]  # type: ignore[assignment]
+    KvBatchRollback: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.BatchRollbackRequest, _kvrpcpb_pb2.BatchRollbackResponse]  # type: ignore[assignment]
+    KvScanLock: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.ScanLockRequest, _kvrpcpb_pb2.ScanLockResponse]  # type: ignore[assignment]
+    KvResolveLock: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.ResolveLockRequest, _kvrpcpb_pb2.ResolveLockResponse]  # type: ignore[assignment]
+    KvDeleteRange: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.DeleteRangeRequest, _kvrpcpb_pb2.DeleteRangeResponse]  # type: ignore[assignment]
+    UnsafeDestroyRange: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.UnsafeDestroyRangeRequest, _kvrpcpb_pb2.UnsafeDestroyRangeResponse]  # type: ignore[assignment]
+    Coprocessor: _aio.UnaryUnaryMultiCallable[_coprocessor_pb2.Request, _coprocessor_pb2.Response]  # type: ignore[assignment]
     RawGet: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawGetRequest, _kvrpcpb_pb2.RawGetResponse]  # type: ignore[assignment]
     RawBatchGet: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawBatchGetRequest, _kvrpcpb_pb2.RawBatchGetResponse]  # type: ignore[assignment]
     RawPut: _aio.UnaryUnaryMultiCallable[_kvrpcpb_pb2.RawPutRequest, _kvrpcpb_pb2.RawPutResponse]  # type: ignore[assignment]
@@ -77,18 +104,18 @@ class TikvAsyncStub(TikvStub):
 
 class TikvServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
+    def KvGet(
+        self,
+        request: _kvrpcpb_pb2.GetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.GetResponse, _abc.Awaitable[_kvrpcpb_pb2.GetResponse]]: ...
+
+    @_abc_1.abstractmethod
     def KvScan(
         self,
         request: _kvrpcpb_pb2.ScanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvrpcpb_pb2.ScanResponse, _abc.Awaitable[_kvrpcpb_pb2.ScanResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def KvScanLock(
-        self,
-        request: _kvrpcpb_pb2.ScanLockRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_kvrpcpb_pb2.ScanLockResponse, _abc.Awaitable[_kvrpcpb_pb2.ScanLockResponse]]: ...
 
     @_abc_1.abstractmethod
     def KvPrewrite(
@@ -98,11 +125,102 @@ class TikvServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kvrpcpb_pb2.PrewriteResponse, _abc.Awaitable[_kvrpcpb_pb2.PrewriteResponse]]: ...
 
     @_abc_1.abstractmethod
+    def KvPessimisticLock(
+        self,
+        request: _kvrpcpb_pb2.PessimisticLockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.PessimisticLockResponse, _abc.Awaitable[_kvrpcpb_pb2.PessimisticLockResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KVPessimisticRollback(
+        self,
+        request: _kvrpcpb_pb2.PessimisticRollbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.PessimisticRollbackResponse, _abc.Awaitable[_kvrpcpb_pb2.PessimisticRollbackResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvTxnHeartBeat(
+        self,
+        request: _kvrpcpb_pb2.TxnHeartBeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.TxnHeartBeatResponse, _abc.Awaitable[_kvrpcpb_pb2.TxnHeartBeatResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvCheckTxnStatus(
+        self,
+        request: _kvrpcpb_pb2.CheckTxnStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.CheckTxnStatusResponse, _abc.Awaitable[_kvrpcpb_pb2.CheckTxnStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvCheckSecondaryLocks(
+        self,
+        request: _kvrpcpb_pb2.CheckSecondaryLocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.CheckSecondaryLocksResponse, _abc.Awaitable[_kvrpcpb_pb2.CheckSecondaryLocksResponse]]: ...
+
+    @_abc_1.abstractmethod
     def KvCommit(
         self,
         request: _kvrpcpb_pb2.CommitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvrpcpb_pb2.CommitResponse, _abc.Awaitable[_kvrpcpb_pb2.CommitResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvCleanup(
+        self,
+        request: _kvrpcpb_pb2.CleanupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.CleanupResponse, _abc.Awaitable[_kvrpcpb_pb2.CleanupResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvBatchGet(
+        self,
+        request: _kvrpcpb_pb2.BatchGetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.BatchGetResponse, _abc.Awaitable[_kvrpcpb_pb2.BatchGetResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvBatchRollback(
+        self,
+        request: _kvrpcpb_pb2.BatchRollbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.BatchRollbackResponse, _abc.Awaitable[_kvrpcpb_pb2.BatchRollbackResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvScanLock(
+        self,
+        request: _kvrpcpb_pb2.ScanLockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.ScanLockResponse, _abc.Awaitable[_kvrpcpb_pb2.ScanLockResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvResolveLock(
+        self,
+        request: _kvrpcpb_pb2.ResolveLockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.ResolveLockResponse, _abc.Awaitable[_kvrpcpb_pb2.ResolveLockResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KvDeleteRange(
+        self,
+        request: _kvrpcpb_pb2.DeleteRangeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.DeleteRangeResponse, _abc.Awaitable[_kvrpcpb_pb2.DeleteRangeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UnsafeDestroyRange(
+        self,
+        request: _kvrpcpb_pb2.UnsafeDestroyRangeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvrpcpb_pb2.UnsafeDestroyRangeResponse, _abc.Awaitable[_kvrpcpb_pb2.UnsafeDestroyRangeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Coprocessor(
+        self,
+        request: _coprocessor_pb2.Request,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coprocessor_pb2.Response, _abc.Awaitable[_coprocessor_pb2.Response]]: ...
 
     @_abc_1.abstractmethod
     def RawGet(

@@ -1,4 +1,4 @@
-"""Checks of raw requests in TiKV's order, with TiKV's error messages (recorded in golden/wire)."""
+"""Checks of requests in TiKV's order, with TiKV's error messages (recorded in golden/wire)."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def key_outside(region: Region, key: bytes) -> RegionFault:
     return RegionFault(region_errors.key_not_in_region(region, key))
 
 
-class RawChecks:
+class RequestChecks:
     """The checks of one store. Each raises `RequestFault` or `RegionFault`."""
 
     def __init__(self, node: StoreNode) -> None:
         self._node = node
 
-    def version(self, context: kvrpcpb_pb2.Context, command: str) -> None:
-        """The request must have the store's API version; for V1TTL stores that is V1."""
+    def version(self, context: kvrpcpb_pb2.Context, command: str, mode: int) -> None:
+        """The request must have the store's API version; for V1TTL stores, which have no transactions, that is V1."""
         mine = self._node.api_version
         expected = ApiVersion.V2 if mine is ApiVersion.V2 else ApiVersion.V1
-        if context.api_version != expected.value:
+        if context.api_version != expected.value or (mine is ApiVersion.V1TTL and mode == TXN_MODE):
             storage, request = VERSION_NAMES[mine], VERSION_NAMES[context.api_version]
             versions = f"storage_api_version: {storage}, req_api_version: {request}"
             raise RequestFault(
@@ -74,7 +74,7 @@ class RawChecks:
 
     def keys(self, context: kvrpcpb_pb2.Context, command: str, keys: Iterable[bytes], mode: int = _RAW_MODE) -> None:
         """Version, and that V2 keys are of the request's mode."""
-        self.version(context, command)
+        self.version(context, command, mode)
         if self._node.api_version is ApiVersion.V2:
             for key in keys:
                 if not key or key[0] != mode:
@@ -92,7 +92,7 @@ class RawChecks:
         mode: int = _RAW_MODE,
     ) -> None:
         """Version, and that V2 ranges lie within a mode: both ends given (not None), the upper one within it or the next byte."""
-        self.version(context, command)
+        self.version(context, command, mode)
         if self._node.api_version is ApiVersion.V2:
             for start, end in ranges:
                 if not start or not end or start[0] != mode or (end[0] != mode and end != bytes([mode + 1])):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
 
-from tikv_br.cluster.pb import errorpb_pb2, tikvpb_pb2
+from tikv_br.cluster.pb import coprocessor_pb2, errorpb_pb2, tikvpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
@@ -17,12 +21,16 @@ from tikv_br.playground import region_errors
 from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.encoding import DeadlyData, Encoding, encoding_of
 from tikv_br.playground.node import GET_TTL_WITHOUT_TTL, StoreNode, crash_store
-from tikv_br.playground.raw_checks import RawChecks, RegionFault, RequestFault, check_within
 from tikv_br.playground.raw_read import RawReads
 from tikv_br.playground.raw_write import RawWrites
+from tikv_br.playground.request_checks import RegionFault, RequestChecks, RequestFault, check_within
 from tikv_br.playground.servers import bidi, unary
 from tikv_br.playground.timestamps import TimestampFault
-from tikv_br.playground.transactions import Transactions
+from tikv_br.playground.txn.prewrite import FirstPhase
+from tikv_br.playground.txn.ranges import RangeDeletes
+from tikv_br.playground.txn.reads import TxnReads
+from tikv_br.playground.txn.resolve import SecondPhase
+from tikv_br.playground.txn.state import KeyFault, TxnState
 
 _NO_KEYS: Final = '"[components/raftstore/src/store/util.rs:1873]: [region {region}] {peer} no split key is specified."'
 _NO_VALID_KEY: Final = (
@@ -55,6 +63,10 @@ def _split(node: StoreNode, encoding: Encoding, request: kv.SplitRegionRequest) 
     return kv.SplitRegionResponse(left=left, right=right, regions=metas)
 
 
+_Command: TypeAlias = tikvpb_pb2.BatchCommandsRequest.Request
+_WAITING: Final = "PessimisticLock"
+"""The batched command that may wait for another one."""
+
 Call = Callable[[Any], Message | bytes]
 
 
@@ -68,12 +80,12 @@ class _Method:
     refuse: Callable[[RequestFault], Message]
 
 
-class RawService:
+class TikvService:
     """Serves one store."""
 
-    def __init__(self, node: StoreNode, changes: ChangeHub) -> None:
+    def __init__(self, node: StoreNode, changes: ChangeHub, transactions: TxnState) -> None:
         self._node = node
-        self._methods = _methods(node, changes)
+        self._methods = _methods(node, changes, transactions)
 
     def add_to(self, server: grpc.Server) -> None:
         handlers = {name: unary(method.request, self._unary(name)) for name, method in self._methods.items()}
@@ -106,32 +118,65 @@ class RawService:
         self, requests: Iterator[tikvpb_pb2.BatchCommandsRequest], context: grpc.ServicerContext
     ) -> Iterator[tikvpb_pb2.BatchCommandsResponse]:
         for number, batch in enumerate(requests):
-            answer = tikvpb_pb2.BatchCommandsResponse(request_ids=batch.request_ids, transport_layer_load=1)
+            if any(request.HasField(_WAITING) for request in batch.requests):
+                yield from self._concurrently(itertools.chain([batch], requests), context)
+                return
+            answer = self._answer_batch(batch.requests, batch.request_ids, context)
             if number == 0:
                 feedback = kv.HealthFeedback(store_id=self._node.store_id, feedback_seq_no=1, slow_score=1)
                 answer.health_feedback.CopyFrom(feedback)
-            for request in batch.requests:
-                self._command(request, answer.responses.add(), context)
             yield answer
+
+    def _concurrently(
+        self, batches: Iterator[tikvpb_pb2.BatchCommandsRequest], context: grpc.ServicerContext
+    ) -> Iterator[tikvpb_pb2.BatchCommandsResponse]:
+        """Answer commands that may wait for others on threads of their own, so that these others are answered meanwhile."""
+        answers: SimpleQueue[tikvpb_pb2.BatchCommandsResponse | None] = SimpleQueue()
+
+        def answer(requests: Sequence[_Command], ids: Sequence[int]) -> None:
+            answers.put(self._answer_batch(requests, ids, context))
+
+        def read() -> None:
+            with contextlib.suppress(grpc.RpcError):  # the call was cancelled
+                for batch in batches:
+                    for request, number in zip(batch.requests, batch.request_ids, strict=True):
+                        if request.HasField(_WAITING):
+                            Thread(target=answer, args=([request], [number]), daemon=True).start()
+                        else:
+                            answer([request], [number])
+            answers.put(None)
+
+        Thread(target=read, name="batch-commands", daemon=True).start()
+        while (response := answers.get()) is not None:
+            yield response
+
+    def _answer_batch(
+        self, requests: Sequence[_Command], ids: Sequence[int], context: grpc.ServicerContext
+    ) -> tikvpb_pb2.BatchCommandsResponse:
+        answer = tikvpb_pb2.BatchCommandsResponse(request_ids=ids, transport_layer_load=1)
+        for request in requests:
+            self._command(request, answer.responses.add(), context)
+        return answer
 
     def _command(
         self,
-        request: tikvpb_pb2.BatchCommandsRequest.Request,
+        request: _Command,
         response: tikvpb_pb2.BatchCommandsResponse.Response,
         context: grpc.ServicerContext,
     ) -> None:
-        name = request.WhichOneof("cmd")
-        if name == "Empty":
+        field = request.WhichOneof("cmd")
+        if field == "Empty":
             response.Empty.test_id = request.Empty.test_id
             return
-        if name is None or name not in self._methods:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"batched command {name} is not known here")
-        command = getattr(request, name)
+        name = next((name for name in (field, f"Kv{field}", f"KV{field}") if name in self._methods), None)
+        if field is None or name is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"batched command {field} is not known here")
+        command = getattr(request, field)
         node = self._node
         answer: Message | bytes | None = node.failpoints.answer(name, command, store_id=node.store_id, context=context)
         if answer is None:
             answer = self._answer(name, command, context)
-        place = getattr(response, name)
+        place = getattr(response, field)
         place.SetInParent()
         if isinstance(answer, bytes):
             place.MergeFromString(answer)
@@ -139,11 +184,17 @@ class RawService:
             place.CopyFrom(answer)
 
 
-def _methods(node: StoreNode, changes: ChangeHub) -> Mapping[str, _Method]:
+def _methods(node: StoreNode, changes: ChangeHub, transactions: TxnState) -> Mapping[str, _Method]:
     encoding = encoding_of(node.api_version, node.release)
-    checks = RawChecks(node)
+    checks = RequestChecks(node)
     reads, writes = RawReads(node, encoding, checks), RawWrites(node, encoding, checks, changes)
-    transactions = Transactions(node, checks)
+    shared = node, checks, transactions
+    first, second, txn_reads, ranges = (
+        FirstPhase(*shared),
+        SecondPhase(*shared),
+        TxnReads(*shared),
+        RangeDeletes(*shared),
+    )
 
     def method(request: type[Message], response: Callable[..., Message], call: Call) -> _Method:
         """The response has an ``error`` field."""
@@ -151,12 +202,18 @@ def _methods(node: StoreNode, changes: ChangeHub) -> Mapping[str, _Method]:
 
     def transactional(request: type[Message], response: Callable[..., Message], call: Call) -> _Method:
         """The response has an ``error`` field with a key error, or several."""
+        is_list = "errors" in response.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined]
 
         def refuse(fault: RequestFault) -> Message:
-            error = kv.KeyError(abort=fault.debug)
-            return response(errors=[error]) if response is kv.PrewriteResponse else response(error=error)
+            error = fault.error if isinstance(fault, KeyFault) else kv.KeyError(abort=fault.debug)
+            return response(errors=[error]) if is_list else response(error=error)
 
         return _Method(request, response, call, refuse)  # type: ignore[arg-type]
+
+    def refuse_coprocessor(fault: RequestFault) -> Message:
+        if isinstance(fault, KeyFault):
+            return coprocessor_pb2.Response(locked=fault.error.locked)
+        return coprocessor_pb2.Response(other_error=fault.text)
 
     def paired(request: type[Message], response: Callable[..., Message], field: str, call: Call) -> _Method:
         """The response has a place for the error only in its first pair."""
@@ -179,10 +236,33 @@ def _methods(node: StoreNode, changes: ChangeHub) -> Mapping[str, _Method]:
         "RawGetKeyTTL": method(kv.RawGetKeyTTLRequest, kv.RawGetKeyTTLResponse, reads.key_ttl),
         "RawCompareAndSwap": method(kv.RawCASRequest, kv.RawCASResponse, writes.compare_and_swap),
         "RawChecksum": method(kv.RawChecksumRequest, kv.RawChecksumResponse, reads.checksum),
-        "KvScan": transactional(kv.ScanRequest, kv.ScanResponse, transactions.scan),
-        "KvScanLock": transactional(kv.ScanLockRequest, kv.ScanLockResponse, transactions.scan_lock),
-        "KvPrewrite": transactional(kv.PrewriteRequest, kv.PrewriteResponse, transactions.prewrite),
-        "KvCommit": transactional(kv.CommitRequest, kv.CommitResponse, transactions.commit),
+        "KvGet": transactional(kv.GetRequest, kv.GetResponse, txn_reads.get),
+        "KvBatchGet": transactional(kv.BatchGetRequest, kv.BatchGetResponse, txn_reads.batch_get),
+        "KvScan": transactional(kv.ScanRequest, kv.ScanResponse, txn_reads.scan),
+        "KvScanLock": transactional(kv.ScanLockRequest, kv.ScanLockResponse, txn_reads.scan_lock),
+        "KvPrewrite": transactional(kv.PrewriteRequest, kv.PrewriteResponse, first.prewrite),
+        "KvPessimisticLock": transactional(
+            kv.PessimisticLockRequest, kv.PessimisticLockResponse, first.pessimistic_lock
+        ),
+        "KVPessimisticRollback": transactional(
+            kv.PessimisticRollbackRequest, kv.PessimisticRollbackResponse, second.pessimistic_rollback
+        ),
+        "KvCommit": transactional(kv.CommitRequest, kv.CommitResponse, second.commit),
+        "KvCleanup": transactional(kv.CleanupRequest, kv.CleanupResponse, second.cleanup),
+        "KvBatchRollback": transactional(kv.BatchRollbackRequest, kv.BatchRollbackResponse, second.batch_rollback),
+        "KvTxnHeartBeat": transactional(kv.TxnHeartBeatRequest, kv.TxnHeartBeatResponse, second.heart_beat),
+        "KvCheckTxnStatus": transactional(kv.CheckTxnStatusRequest, kv.CheckTxnStatusResponse, second.check_txn_status),
+        "KvCheckSecondaryLocks": transactional(
+            kv.CheckSecondaryLocksRequest, kv.CheckSecondaryLocksResponse, second.check_secondary_locks
+        ),
+        "KvResolveLock": transactional(kv.ResolveLockRequest, kv.ResolveLockResponse, second.resolve_lock),
+        "KvDeleteRange": method(kv.DeleteRangeRequest, kv.DeleteRangeResponse, ranges.delete_range),
+        "UnsafeDestroyRange": method(
+            kv.UnsafeDestroyRangeRequest, kv.UnsafeDestroyRangeResponse, ranges.unsafe_destroy_range
+        ),
+        "Coprocessor": _Method(
+            coprocessor_pb2.Request, coprocessor_pb2.Response, txn_reads.coprocessor, refuse_coprocessor
+        ),
         "SplitRegion": method(
             kv.SplitRegionRequest, kv.SplitRegionResponse, lambda request: _split(node, encoding, request)
         ),

@@ -1,0 +1,192 @@
+"""The playground answers transactional requests as recorded stores did, from the same writes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from tests.integration.playground.clients import running
+from tests.support.txn import Message, TxnClient, put
+from tikv_br.cluster.pb import coprocessor_pb2, tipb_pb2
+from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
+
+Write: TypeAlias = dict[str, Any]
+OPERATIONS = {"put": kv.Put, "del": kv.Del, "lock": kv.Lock, "rollback": kv.Put}
+LATER = 3600_000 << 18
+"""An hour, in timestamps."""
+
+
+@pytest.fixture(params=[ApiVersion.V1, ApiVersion.V2], ids=lambda version: version.label)
+def recorded(request: pytest.FixtureRequest, golden: Path) -> Path:
+    """The folder of an API version."""
+    return golden / "txn" / f"v{1 if request.param is ApiVersion.V1 else 2}"
+
+
+@pytest.fixture
+def txn(recorded: Path, tmp_path: Path) -> Iterator[TxnClient]:
+    """A playground of the recording's API version, whose PD is not behind the recording's."""
+    last = json.loads((recorded / "gc-fence" / "rows.json").read_text())["gc_fence"]
+    ahead = max(0.0, ((last + LATER) >> 18) / 1000 - time.time())
+    version = ApiVersion.V1 if recorded.name == "v1" else ApiVersion.V2
+    with running(tmp_path / "playground", version, stores=1, clock_ahead=ahead) as client:
+        yield TxnClient(client)
+
+
+def message(path: Path, kind: type[Message]) -> Message:
+    """A recorded message, without what was measured on the way."""
+    found = kind.FromString(path.with_suffix(".pb").read_bytes())
+    found.DiscardUnknownFields()
+    return found
+
+
+def value_of(row: Write) -> bytes:
+    """The value of a row, listed or by its rule."""
+    if "value_rule" in row:
+        assert row["value_rule"] == "byte i = (i * 131 + 7) % 251"
+        return bytes((number * 131 + 7) % 251 for number in range(row["value_len"]))
+    return bytes.fromhex(row.get("value", ""))
+
+
+def replay(txn: TxnClient, path: Path) -> None:
+    """Write everything at the recorded timestamps, key by key."""
+    for write in json.loads(path.read_text())["writes"]:
+        key, start_ts, commit_ts = bytes.fromhex(write["key"]), write["start_ts"], write["commit_ts"]
+        mutation = kv.Mutation(op=OPERATIONS[write["op"]], key=key, value=value_of(write))
+        assert txn.prewrite(start_ts, [mutation]) == kv.PrewriteResponse()
+        if commit_ts:
+            assert txn.commit(start_ts, commit_ts, key) is None
+        else:
+            rollback = kv.BatchRollbackRequest(keys=[key], start_version=start_ts)
+            assert txn.call("KvBatchRollback", key, rollback) == kv.BatchRollbackResponse()
+
+
+def rows_at(folder: Path) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Timestamp and rows of a recorded backup."""
+    record = json.loads((folder / "rows.json").read_text())
+    return record["backup_ts"], [(bytes.fromhex(row["key"]), value_of(row)) for row in record["rows"]]
+
+
+def whole(recorded: Path) -> tuple[bytes, bytes]:
+    """The range of a recording."""
+    return (b"", b"") if recorded.name == "v1" else (b"x\0\0\1", b"x\0\0\2")
+
+
+def sums(data: bytes) -> tipb_pb2.ChecksumResponse:
+    """The coprocessor's data; a field that is 0 may be missing."""
+    found = tipb_pb2.ChecksumResponse.FromString(data)
+    return tipb_pb2.ChecksumResponse(checksum=found.checksum, total_kvs=found.total_kvs, total_bytes=found.total_bytes)
+
+
+@pytest.mark.parametrize("backup", ["full", "full-later"])
+def test_rows_checksums_and_records(txn: TxnClient, recorded: Path, backup: str) -> None:
+    """Scans both ways, gets and checksums at backup-ts are the recorded ones, and the records are those of the SSTs."""
+    replay(txn, recorded / "writes.json")
+    folder = recorded / backup
+    ts, rows = rows_at(folder)
+    start, end = whole(recorded)
+    assert [(pair.key, pair.value) for pair in txn.scan(start, end, ts)] == rows
+    key = rows[len(rows) // 2][0]
+    region_rows = [row for row in rows if txn.region(row[0]) == txn.region(key) and row[0] < key]
+    reverse = kv.ScanRequest(start_key=key, end_key=start, version=ts, limit=5, reverse=True)
+    assert [(pair.key, pair.value) for pair in txn.call("KvScan", key, reverse).pairs] == region_rows[::-1][:5]
+    for key, value in rows:
+        assert txn.get(key, ts) == kv.GetResponse(value=value)
+    for number in itertools.count():
+        path = folder / f"checksum-request-{number}"
+        if not path.with_suffix(".pb").exists():
+            assert number
+            break
+        request = message(path, coprocessor_pb2.Request)
+        request.ClearField("context")
+        expected = message(folder / f"checksum-response-{number}", coprocessor_pb2.Response)
+        answer = txn.call("Coprocessor", request.ranges[0].start, request)
+        assert sums(answer.data) == sums(expected.data)
+
+
+def test_locks_stop_readers(txn: TxnClient, recorded: Path) -> None:
+    """Three locks of a living transaction: in a scan each in the place of its row, in a checksum the first; then it is pushed."""
+    folder = recorded / "locked"
+    scanned = message(folder / "scan-response", kv.ScanResponse)
+    locks = [pair.error.locked for pair in scanned.pairs if pair.HasField("error")]
+    for pair in scanned.pairs:
+        if pair.key:
+            assert txn.prewrite(1, [put(pair.key, pair.value)]) == kv.PrewriteResponse()
+            assert txn.commit(1, 2, pair.key) is None
+    prewrite(txn, *locks)
+    request = coprocessor_pb2.Request()
+    for number in itertools.count():
+        path = folder / f"checksum-response-{number}"
+        if not path.with_suffix(".pb").exists():
+            break
+        request = message(folder / f"checksum-request-{number}", coprocessor_pb2.Request)
+        request.ClearField("context")
+        answer = txn.call("Coprocessor", request.ranges[0].start, request)
+        assert answer.locked == message(path, coprocessor_pb2.Response).locked
+    first, last = (pairs[0].key for pairs in (scanned.pairs, scanned.pairs[::-1]))
+    assert txn.scan(first, last + b"\0", request.start_ts) == list(scanned.pairs)
+    alive = message(folder / "check-txn-status-alive", kv.CheckTxnStatusResponse)
+    check = kv.CheckTxnStatusRequest(
+        primary_key=locks[0].key,
+        lock_ts=locks[0].lock_version,
+        caller_start_ts=request.start_ts,
+        current_ts=alive.lock_info.min_commit_ts,
+    )
+    assert txn.call("KvCheckTxnStatus", locks[0].key, check) == alive
+
+
+def prewrite(txn: TxnClient, *locks: kv.LockInfo) -> None:
+    """Make locks of one transaction as they were recorded."""
+    txn.client.playground.transactions.max_ts = 0  # before any reader
+    first = locks[0]
+    request = {"lock_ttl": first.lock_ttl, "txn_size": first.txn_size, "use_async_commit": first.use_async_commit}
+    answer = txn.prewrite(
+        first.lock_version,
+        [
+            kv.Mutation(op=lock.lock_type, key=lock.key, value=b"" if lock.lock_type == kv.Del else b"v")
+            for lock in locks
+        ],
+        first.primary_lock,
+        **request,
+        secondaries=first.secondaries,
+    )
+    assert answer == kv.PrewriteResponse(min_commit_ts=first.min_commit_ts if first.use_async_commit else 0)
+
+
+CASES = ["live-two-phase", "dead-two-phase", "primary-committed", "primary-committed-later", "dead-primary-missing",
+         "dead-async-commit-complete", "dead-async-commit-incomplete"]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resolving_locks(txn: TxnClient, recorded: Path, case: str) -> None:
+    """Every request while the lock of a dead, living or committed transaction was resolved has the recorded answer."""
+    folder = recorded / "resolver" / case
+    status = message(folder / "check-txn-status-1-request", kv.CheckTxnStatusRequest)
+    answer = message(folder / "check-txn-status-1-response", kv.CheckTxnStatusResponse)
+    if answer.HasField("lock_info"):
+        locks = [answer.lock_info]
+        if (folder / "check-secondary-locks-1-response.pb").exists():
+            secondary = message(folder / "check-secondary-locks-1-response", kv.CheckSecondaryLocksResponse)
+            locks += secondary.locks
+        prewrite(txn, *locks)
+    elif answer.commit_version:
+        assert txn.prewrite(status.lock_ts, [put(status.primary_key)]) == kv.PrewriteResponse()
+        assert txn.commit(status.lock_ts, answer.commit_version, status.primary_key) is None
+    requests = sorted(folder.glob("check-txn-status-*-request.pb")) + sorted(folder.glob("check-sec*-request.pb"))
+    for path in requests:
+        is_status = path.name.startswith("check-txn-status")
+        rpc = "KvCheckTxnStatus" if is_status else "KvCheckSecondaryLocks"
+        request = message(path, kv.CheckTxnStatusRequest if is_status else kv.CheckSecondaryLocksRequest)
+        request.ClearField("context")
+        key = request.primary_key if is_status else request.keys[0]
+        expected = message(
+            path.with_name(path.name.replace("request", "response")),
+            kv.CheckTxnStatusResponse if is_status else kv.CheckSecondaryLocksResponse,
+        )
+        assert txn.call(rpc, key, request) == expected
