@@ -149,14 +149,13 @@ def _results(module: str, name: str, seen: set[tuple[str, str]]) -> Iterator[tup
 
 
 def _calls(module: str, name: str) -> Iterator[tuple[Place, ast.Call]]:
-    """Yield the calls of ``result`` and ``summary`` in a function, with the functions around each."""
+    """Yield the calls of ``result`` in a function, with the functions around each."""
 
     def walk(node: ast.AST, around: tuple[ast.FunctionDef | ast.Lambda, ...]) -> Iterator[tuple[Place, ast.Call]]:
         if isinstance(node, ast.FunctionDef | ast.Lambda):
             around = (*around, node)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            is_result = node.func.attr == "result" and isinstance(node.args[0], ast.Constant)
-            if is_result or node.func.attr == "summary":
+        match node:
+            case ast.Call(func=ast.Attribute(attr="result"), args=[ast.Constant(), *_]):
                 yield Place(module, around), node
         for child in ast.iter_child_nodes(node):
             yield from walk(child, around)
@@ -166,10 +165,9 @@ def _calls(module: str, name: str) -> Iterator[tuple[Place, ast.Call]]:
 
 def _message(place: Place, call: ast.Call) -> tuple[str, list[str]]:
     """Type and fields of a message. Raises `NotSeen`, which says where."""
-    is_summary = isinstance(call.func, ast.Attribute) and call.func.attr == "summary"
-    kind = "summary" if is_summary else str(call.args[0].value)  # type: ignore[attr-defined]
+    kind = str(call.args[0].value)  # type: ignore[attr-defined]
     try:
-        return kind, list(dict.fromkeys(_fields(place, call.args[0 if is_summary else 1])))
+        return kind, list(dict.fromkeys(_fields(place, call.args[1])))
     except NotSeen as error:
         raise NotSeen(f"{place.module}, line {call.lineno}: the fields of {kind!r} cannot be seen: {error}") from None
 

@@ -23,7 +23,7 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_http import gc_status
+from tikv_br.cluster.pd_http import GC_WORKER, gc_status
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
@@ -31,7 +31,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
 from tikv_br.gc.election import PREFIX
 from tikv_br.gc.metrics import WorkerFigures
-from tikv_br.gc.status import FOREVER, GC_WORKER, GcReport, report
+from tikv_br.gc.status import FOREVER, GcReport, report
 from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions
 from tikv_br.playground.etcd import EtcdServer
 

@@ -20,7 +20,7 @@ Modules, in reading order:
 - main: the entry point, the table of commands, errors and exit codes
 - command: how a command is declared, and imported only when it runs
 - help: groups of options, and which of them only ``--help-all`` shows; help_cmd: ``help``
-- shared: flags that commands share; durations, sizes, rates and secrets
+- shared: flags that commands share; durations, sizes, rates and secrets; key_flags: keys and ranges
 - settings: the config file
 - output: results as text or JSON lines; keys, sizes, durations and tables as text
 - log: the log on stderr or in a file
@@ -29,6 +29,6 @@ Modules, in reading order:
 - backups_cmd: ``list``, ``pin``, ``unpin``, ``prune``, ``abort`` and ``unlock``; show_cmd: ``show`` and ``cat``
 - sync_options: flags of syncs, captures and changefeeds
 - sync_view: status of running syncs
-- sync_cmd, log_cmd, changefeed_cmd (with ``capture`` and ``processor``)
+- sync_cmd, log_cmd, changefeed_cmd, capture_cmd (with ``processor``)
 - drill_cmd, raw_cmd, playground_cmd, config_cmd (with ``version``)
 """

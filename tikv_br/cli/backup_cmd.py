@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -12,13 +11,12 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.command import command, flag
-from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
+from tikv_br.cli.key_flags import RangesFlags
+from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, reporting
 from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.formats.keys.text import HEX_MARK
 from tikv_br.report.facts import counted
 
 if TYPE_CHECKING:
@@ -70,9 +68,7 @@ class RawBackupFlags(shared.BackupFlags):
         "clusters of API V1TTL and V2, else scan; with --assume-no-ttl, store only from V2 to V2).",
         shared=True,
     )
-    start: str = shared.START()
-    end: str = shared.END()
-    key_format: KeyForm | None = shared.KEY_FORMAT_ALONE()
+    range: RangesFlags
     form: Literal["raw", "hex", "escaped", "sst", "parquet"] | None = flag(
         None,
         "As the flag of the Go TiKV-BR: raw, hex and escaped are --key-format, sst and parquet are --file-format.",
@@ -82,12 +78,6 @@ class RawBackupFlags(shared.BackupFlags):
         None,
         "Format of the files: sst (the Go TiKV-BR can restore it) or parquet (other tools can read it).",
         show_default="sst",
-    )
-    ranges: list[str] | None = flag(
-        None,
-        shared.RANGE,
-        "--range",
-        metavar="START:END",
     )
     keyspaces: list[str] | None = KEYSPACES()
     allow_empty: bool = shared.ALLOW_EMPTY()
@@ -132,7 +122,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
     """Back up a RawKV cluster. Optionally convert it to another API version."""
     with reporting("backup raw", flags.report) as draft:
         key_format, file_kind = _parse_forms(flags)
-        wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], key_format)
+        wanted = replace(flags.range, key_format=key_format)
         draft.place, draft.cluster = flags.location, ",".join(flags.cluster.pd)
         from tikv_br.backup.dated import dated_location
         from tikv_br.backupset.files import FileKind
@@ -144,7 +134,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
             cluster=flags.cluster.config(),
             storage=flags.location,
             dst_api_version=ApiVersion.from_label(flags.dst_api_version) if flags.dst_api_version else None,
-            ranges=wanted,
+            ranges=wanted.key_ranges(),
             keyspaces=tuple(flags.keyspaces or ()),
             file_kind=FileKind(file_kind),
             allow_loss=_parse_losses(flags.allow_loss),
@@ -154,7 +144,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
         )
         with progress_display(flags.out) as display:
             reporter = draft.listen(display)
-            notice_ranges(reporter, key_format, flags.start, flags.end, flags.ranges or [])
+            wanted.notice(reporter)
             options = replace(options, storage=dated_location(options.storage, reporter, dry_run=options.dry_run))
             draft.place = options.storage
             done = _back_up(options, flags, reporter)
@@ -229,7 +219,7 @@ def merge_backups(flags: MergeFlags, context: typer.Context) -> None:
 
 def _parse_forms(flags: RawBackupFlags) -> tuple[KeyForm | None, str]:
     """Return the requested form of keys (None: not requested) and the format of files. Raises `UsageError`."""
-    form, key_format, file_format = flags.form, flags.key_format, flags.file_format
+    form, key_format, file_format = flags.form, flags.range.key_format, flags.file_format
     if form in {"sst", "parquet"}:
         if file_format not in {None, form}:
             raise UsageError(f"--format {form} and --file-format {file_format} cannot be combined")
@@ -246,42 +236,6 @@ def _parse_losses(text: str) -> frozenset[Loss]:
         return frozenset(Loss(word.strip()) for word in text.split(",") if text)
     except ValueError:
         raise UsageError(f"--allow-loss {text!r} is not valid: pass one or more of {', '.join(Loss)}") from None
-
-
-def parse_ranges(start: str, end: str, ranges: list[str], key_format: KeyForm | None) -> tuple[KeyRange, ...]:
-    """The ranges of the flags. Raises `UsageError`."""
-    form = key_format or KeyForm.TEXT
-    if (start or end) and ranges:
-        raise UsageError("--start and --end cannot be combined with --range", hint="Pass all ranges with --range.")
-    if start or end:
-        return (KeyRange(read_key(start, form, "--start"), read_key(end, form, "--end")),)
-    pairs = [split_range(text, form) for text in ranges]
-    return tuple(KeyRange(read_key(first, form, "--range"), read_key(last, form, "--range")) for first, last in pairs)
-
-
-_RANGE = re.compile(r"(hex:[^:]*|[^:]*):(hex:[^:]*|[^:]*)")
-
-
-def split_range(text: str, form: KeyForm) -> tuple[str, str]:
-    """START and END of ``START:END``; the colon of ``hex:`` belongs to the key. Raises `UsageError`."""
-    if form is KeyForm.TEXT:
-        found = _RANGE.fullmatch(text)
-        first, last = found.groups() if found is not None else ("hex", "")
-        colon = first != "hex"  # of hex:6b, which has no end
-    else:
-        first, colon, last = text.partition(":")
-    if not colon or ":" in last.removeprefix(HEX_MARK):
-        raise UsageError(
-            f"--range {text!r} is not START:END", hint=r"Write a colon of a key as \x3a, and a key in hex as hex:…"
-        )
-    return first, last
-
-
-def notice_ranges(reporter: Reporter, key_format: KeyForm | None, start: str, end: str, ranges: list[str]) -> None:
-    """As `shared.RangeFlags.notice`, also of ``--range``."""
-    pairs = [("--start", start), ("--end", end)]
-    pairs += [("--range", key) for text in ranges for key in split_range(text, key_format or KeyForm.TEXT)]
-    shared.notice_ambiguous(reporter, key_format, pairs)
 
 
 def _render(out: Output, report: BackupReport) -> None:
@@ -314,7 +268,6 @@ def _about(size: int, regions: int) -> str:
 
 
 def _text(summary: BackupSummary) -> str:
-    """The summary for people."""
     if summary.dry_run:
         return f"Nothing was written (dry run); engine {summary.engine} ({summary.engine_reason})"
     return listed("Raw backup success summary", _figures(summary))
@@ -324,7 +277,7 @@ def _figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str
     """Return the figures of the summary, with the Go tool's names if it has them; for a dry run, those of the plan."""
     if summary.dry_run:
         return [("total-ranges", _ranges(summary)), ("engine", f"{summary.engine} ({summary.engine_reason})")]
-    figures = [
+    return [
         ("total-take", human_seconds(summary.seconds)),
         ("total-kv", f"{summary.total_kvs:,}"),
         ("total-kv-size", human_bytes(summary.total_bytes)),
@@ -343,7 +296,6 @@ def _figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str
         ("checksum", f"{summary.crc64xor:016x}{_compared(summary)}"),
         ("storage", summary.storage),
     ]
-    return [(name, value) for name, value in figures if value]
 
 
 def _lost(summary: BackupSummary) -> str:

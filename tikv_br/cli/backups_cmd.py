@@ -108,8 +108,6 @@ def _rebuild(flags: ListFlags) -> list[Problem]:
 
 
 class IdFlags(shared.IndexFlags):
-    """One backup of an index."""
-
     backup_id: str = argument(
         REQUIRED,
         "ID",
@@ -270,8 +268,6 @@ def _execute_plan(flags: PruneFlags, wanted: PrunePlan) -> None:
 
 
 class OptionalClusterFlags(shared.ClusterFlags):
-    """The cluster of a backup."""
-
     pd: list[str] = shared.pd("PD endpoints of the cluster, to remove the backup's service safe point too.", default=())
 
 

@@ -26,8 +26,6 @@ NAGIOS = partial(flag, False, "Print one line for Nagios; exit code 0 OK, 1 warn
 
 
 class ProbedSparkFlags(shared.SparkFlags):
-    """Flags of the executor that the probe uses."""
-
     executor: Literal["auto", "driver", "spark"] = flag(
         "auto", "Where tasks will run; spark: start Spark and run a task.", shared=True
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import key_flags, shared
 from tikv_br.cli.command import command, flag, given
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, reporting, show
 from tikv_br.cli.progress import progress_display
@@ -41,7 +41,7 @@ class DiffFlags(shared.ChosenBackupFlags):
     other_cert: str | None = flag(None, "Client certificate for --other-pd (PEM; default: --cert).", metavar="FILE")
     other_key: str | None = flag(None, "Private key of --other-cert (PEM; default: --key).", metavar="FILE")
     other_keyspace: str = flag("", "Keyspace of B, by id or name (API V2; default: --keyspace).", metavar="ID|NAME")
-    range: shared.RangeFlags
+    range: key_flags.RangeFlags
     allow_empty: bool = shared.ALLOW_EMPTY()
     keys: int = flag(20, "Maximum number of differing keys to list; all are counted.", limits=(0, shared.MAX_COUNT))
     exact: bool = flag(
@@ -168,34 +168,26 @@ def _counted(counts: Counts) -> str:
     return ", ".join(f"{getattr(counts, kind):,} {name}" for kind, name in KINDS.items() if getattr(counts, kind))
 
 
-def _text(summary: DiffSummary) -> str:
-    """The summary for people."""
-    return listed("Different" if summary.remaining else "Equal", _figures(summary), width=12)
-
-
 def _figures(summary: DiffSummary) -> list[tuple[str, str]]:
     """Return the figures of the summary: compared, found and repaired."""
-    figures = [
+    asked = f"{summary.checksum_requests:,} checksums, {summary.scan_requests:,} scans"
+    repaired = f"{summary.puts:,} written, {summary.deletes:,} deleted; {summary.remaining:,} left"
+    return [
         ("A", summary.a),
         ("B", summary.b),
         ("compared", f"{summary.rows:,} rows, {human_bytes(summary.bytes)}, {summary.ranges:,} ranges"),
         *((name, f"{getattr(summary, kind):,}") for kind, name in KINDS.items()),
+        ("expiring", f"{summary.expiring:,} (no differences)" if summary.expiring else ""),
+        ("requests", f"{asked} ({human_bytes(summary.scanned_bytes)})"),
+        ("repaired", repaired if summary.puts or summary.deletes else ""),
+        ("total-take", human_seconds(summary.seconds)),
     ]
-    if summary.expiring:
-        figures.append(("expiring", f"{summary.expiring:,} (no differences)"))
-    asked = f"{summary.checksum_requests:,} checksums, {summary.scan_requests:,} scans"
-    figures.append(("requests", f"{asked} ({human_bytes(summary.scanned_bytes)})"))
-    if summary.puts or summary.deletes:
-        figures.append(
-            ("repaired", f"{summary.puts:,} written, {summary.deletes:,} deleted; {summary.remaining:,} left")
-        )
-    figures.append(("total-take", human_seconds(summary.seconds)))
-    return figures
 
 
 def _end(out: Output, summary: DiffSummary) -> None:
     """Print the summary. Raises `DifferencesFound` if differences remain."""
-    out.result("summary", asdict(summary), _text(summary))
+    title = "Different" if summary.remaining else "Equal"
+    out.result("summary", asdict(summary), listed(title, _figures(summary), width=12))
     if summary.remaining:
         raise DifferencesFound(
             f"{summary.remaining:,} {'key differs' if summary.remaining == 1 else 'keys differ'}", hint=_hint(summary)

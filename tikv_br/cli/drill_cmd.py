@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tikv_br.cli import shared
+from tikv_br.cli import key_flags, shared
 from tikv_br.cli.backup_cmd import DST_API_VERSION, KEYSPACES, SAFE_INTERVAL
 from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed
@@ -44,8 +44,6 @@ REPORTS = partial(
 
 
 class RehearsedBackupFlags(Flags):
-    """The backup to rehearse with."""
-
     backup: str = flag(
         "new",
         "Backup to restore: make a new one of --pd, use the newest of --storage, or the one at a URL.",
@@ -84,8 +82,6 @@ class RehearsedBackupFlags(Flags):
 
 
 class DrillTargetFlags(Flags):
-    """Flags of the restore's target."""
-
     target: Literal["playground", "cluster"] | None = flag(
         None,
         "Kind of target: a playground (emulator of PD and TiKV) started for the drill, or an empty cluster or keyspace.",
@@ -176,8 +172,6 @@ class DrillPointFlags(Flags):
 
 
 class TailFlags(Flags):
-    """Flags of the replication after the restore."""
-
     tail: float | None = flag(
         None,
         "Replicate from the source to the target for this long after the restore, then rehearse the cut-over.",
@@ -206,8 +200,6 @@ class TailFlags(Flags):
 
 
 class GoalFlags(Flags):
-    """Objectives of the recovery."""
-
     rpo: float | None = flag(
         None, "Objective: maximum data loss, as time (RPO). Exceeding it fails the drill.", kind=shared.TIME
     )
@@ -232,8 +224,6 @@ class GoalFlags(Flags):
 
 
 class HookFlags(Flags):
-    """Flags of the notifications after a drill."""
-
     heartbeat_url: str = flag("", "URL to request after a drill that passed.", metavar="URL")
     webhook_url: str = flag("", "URL to POST the verdict and figures of each drill to, as JSON.", metavar="URL")
     heartbeat_url_file: str = flag("", "File with the URL for --heartbeat-url.", metavar="FILE")
@@ -264,7 +254,7 @@ class DrillFlags(shared.BackupFlags):
         "Incident to rehearse: lost-cluster restores everything, deleted-range the keys from --start to --end, point-in-time the "
         "rows of a past time, with --log; corrupt-backup and stale-safe-point must be detected.",
     )
-    range: shared.RangeFlags
+    range: key_flags.RangeFlags
     seed: int | None = flag(
         None,
         "Seed for choosing the byte that --scenario corrupt-backup changes, or the time that point-in-time restores to.",
@@ -326,8 +316,6 @@ def _reports_url(value: str) -> str:
 
 
 class ReportsFlags(shared.CommandFlags):
-    """The reports of drills."""
-
     reports: str = REPORTS()
     s3: shared.S3Flags
 
@@ -393,7 +381,7 @@ def _text(summary: Summary) -> str:
         ("verdict", summary.verdict),
         ("RTO", _figure(summary.rto, "s")),
         ("RPO", _figure(summary.rpo, "s")),
-        *([("cut-over", _figure(summary.cut_over, "s"))] if summary.cut_over is not None else []),
+        ("cut-over", "" if summary.cut_over is None else _figure(summary.cut_over, "s")),
         ("keys", _figure(summary.keys, "keys")),
         ("backup", summary.backup),
         ("total-take", human_seconds(summary.seconds)),
@@ -404,17 +392,14 @@ def _text(summary: Summary) -> str:
 
 def _report_text(report: dict[str, Any], page: str) -> str:
     """A report without its objectives."""
-    backup, trouble = report["backup"], report["trouble"]
+    trouble = report["trouble"]
     rows = [
         ("verdict", report["verdict"]),
         ("started", f"{show_time(report['started_ms'])}, took {human_seconds(report['seconds'])}"),
         ("scenario", f"{report['scenario']}, target: {report['target']}"),
-        *([("backup", backup["place"])] if backup else []),
-        *(
-            [("failure", f"{trouble['message']} (step “{trouble['step']}”)"), ("hint", trouble["hint"])]
-            if trouble
-            else []
-        ),
+        ("backup", report["backup"]["place"] if report["backup"] else ""),
+        ("failure", f"{trouble['message']} (step “{trouble['step']}”)" if trouble else ""),
+        ("hint", trouble["hint"] if trouble else ""),
         *(("note", note) for note in report["notices"]),
         ("report", page),
     ]

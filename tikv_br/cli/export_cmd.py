@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.backup_cmd import notice_ranges, parse_ranges
 from tikv_br.cli.command import argument, command, flag, given
-from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, listed
+from tikv_br.cli.key_flags import RangesFlags
+from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import UsageError
 
@@ -40,15 +40,7 @@ class ExportFlags(shared.BackupFlags):
         metavar="URL",
     )
     keyspace: str = shared.KEYSPACE()
-    start: str = shared.START()
-    end: str = shared.END()
-    ranges: list[str] | None = flag(
-        None,
-        shared.RANGE,
-        "--range",
-        metavar="START:END",
-    )
-    key_format: KeyForm | None = shared.KEY_FORMAT_ALONE()
+    range: RangesFlags
     allow_empty: bool = shared.ALLOW_EMPTY()
     assume_no_ttl: bool = flag(
         False,
@@ -69,7 +61,7 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
     encrypted.
     """
     reads_backup = bool(flags.chosen or flags.from_backup)
-    wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], flags.key_format)
+    wanted = flags.range.key_ranges()
     if reads_backup and given(context, "pd"):
         raise UsageError("--pd cannot be combined with a backup to read", hint="Pass the source once.")
     if not reads_backup and (flags.storage_flags.key or flags.storage_flags.key_file):
@@ -96,13 +88,12 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
     )
     options = ExportOptions(read, backup, flags.format, flags.encoding, flags.overwrite)
     with progress_display(flags.out) as display:
-        notice_ranges(display, flags.key_format, flags.start, flags.end, flags.ranges or [])
+        flags.range.notice(display)
         summary = export(options, display)
     flags.out.result("summary", asdict(summary), _text(summary))
 
 
 def _text(summary: ExportSummary) -> str:
-    """The summary for people."""
     form = f"{summary.file_format} ({summary.encoding})" if summary.encoding else summary.file_format
     figures = [
         ("total-take", human_seconds(summary.seconds)),
@@ -116,4 +107,4 @@ def _text(summary: ExportSummary) -> str:
         ("executor", f"{summary.executor} ({summary.executor_reason})"),
         ("storage", summary.storage),
     ]
-    return listed("Export complete", [(name, value) for name, value in figures if value])
+    return listed("Export complete", figures)

@@ -34,8 +34,6 @@ RESUMES = "Run the same command to resume: the consumer group has the progress."
 
 
 class TargetFlags(Flags):
-    """The cluster that changes are written to."""
-
     sink: str = flag("", "Target (required): tikv://PD[,PD][?keyspace=ID&api-version=v2].", metavar="URL")
     keyspace: str = flag(
         "",

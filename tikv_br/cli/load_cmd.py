@@ -71,11 +71,7 @@ class BulkLoadFlags(shared.CommandFlags):
     keep_staging: bool = flag(False, "Keep the SSTs after the load; they are a backup that `tikv-br restore` reads.")
     cluster: shared.ClusterFlags
     keyspace: str = shared.KEYSPACE()
-    via: Literal["auto", "stores", "upload"] = flag(
-        "auto",
-        "How files get to the stores: stores (each store downloads them), upload (tikv-br reads and uploads them), or auto (upload only "
-        "what stores cannot read).",
-    )
+    via: Literal["auto", "stores", "upload"] = shared.VIA()
     concurrency: int = flag(
         16,
         "Maximum number of concurrent files, with --mode put of requests.",
@@ -169,7 +165,6 @@ def _options(texts: list[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _text(done: BulkLoadSummary) -> str:
-    """The summary for people."""
     figures = [
         ("total-take", human_seconds(done.seconds)),
         ("total-kv", f"{done.total_kvs:,}"),
@@ -191,4 +186,4 @@ def _text(done: BulkLoadSummary) -> str:
         ]
     figures.append(("api-version", done.api_version))
     title = "Raw load plan (dry run: nothing was written)" if done.dry_run else "Raw load success summary"
-    return listed(title, [(name, value) for name, value in figures if value])
+    return listed(title, figures)

@@ -7,19 +7,14 @@ from dataclasses import asdict
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
-from tikv_br.cli import shared
+from tikv_br.cli import key_flags, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, label, quote, read_key
 from tikv_br.cli.progress import progress_display
-from tikv_br.cli.sync_cmd import follow_feed
+from tikv_br.cli.sync_cmd import FollowFlags, follow_feed
 from tikv_br.cli.sync_options import (
     LOG_ID,
-    FeedFlags,
-    StartFlags,
     StateFlags,
-    StatusFlags,
-    SyncRangeFlags,
-    scratch_folder,
 )
 from tikv_br.cluster.timestamps import MAX_TS, parse_ts, show_time, show_ts
 from tikv_br.errors import KeyNotFound, LogDamaged, UsageError
@@ -42,17 +37,12 @@ PLACE = f"Directory or prefix that contains the log: {shared.URLS}"
 
 
 class LogStateFlags(StateFlags):
-    """State of a log."""
-
     name: str = LOG_NAME()
 
 
-class LogStartFlags(shared.CommandFlags):
+class LogStartFlags(FollowFlags):
     cluster: shared.ClusterFlags
     storage: str = shared.storage(PLACE)
-    keyspace: str = shared.KEYSPACE()
-    range: SyncRangeFlags
-    start: StartFlags
     flush_interval: float = flag(
         "30s", "Interval between writes to the storage. This plus --hold-back is about the RPO.", kind=shared.TIME
     )
@@ -66,16 +56,12 @@ class LogStartFlags(shared.CommandFlags):
         "10m", "How long to retry writes to the log's storage before the command fails.", kind=shared.TIME
     )
     state: LogStateFlags
-    etcd: shared.EtcdFlags
-    feed: FeedFlags
-    status: StatusFlags
-    storage_flags: shared.StorageFlags
 
 
 @command("log start", example="--pd 10.0.0.1:2379 --storage s3://backups/log --from-backup s3://backups/monday")
 def start_log(flags: LogStartFlags) -> None:
     """Start or continue a log archive (API V2). Runs in the foreground until stopped."""
-    span = flags.range.key_range()
+    flags.range.key_range()  # here and below: refuse wrong flags before heavy imports
     flags.status.check()
     if not flags.flush_interval or not flags.flush_size:
         raise UsageError("--flush-interval and --flush-size must be greater than 0")
@@ -83,34 +69,10 @@ def start_log(flags: LogStartFlags) -> None:
 
     place = flags.storage_flags.locate(flags.storage)
     target = LogTarget(place, flags.state.name, flags.flush_interval, flags.flush_size, flags.ratelimit)
-    source, scratch = flags.cluster.config(), scratch_folder(flags.state.scratch_dir)
-    state = flags.state.state(flags.cluster, flags.storage_flags, flags.etcd, target)
-    start = flags.start.start(flags.storage_flags)
-    from tikv_br.incremental.feed.feed import FeedOptions
-    from tikv_br.incremental.pipeline import ReplicateOptions
-    from tikv_br.incremental.sync import SyncOptions
-
-    asked = SyncOptions(
-        changefeed_id=flags.state.name,
-        source=source,
-        target=target,
-        state=state,
-        scratch=scratch,
-        start=start,
-        keyspace=flags.keyspace,
-        start_key=span.start,
-        end_key=span.end,
-        gc_ttl=round(flags.feed.gc_ttl),
-        sorter_bytes=flags.state.sorter_memory,
-        feed=FeedOptions(hold_back=flags.feed.hold_back),
-        replicate=ReplicateOptions(flags.state.checkpoint_every, flags.sink_patience),
-    )
-    follow_feed(flags.out, asked, flags.status)
+    follow_feed(flags.out, flags.options(target, flags.sink_patience), flags.status)
 
 
 class LogFlags(shared.BackupFlags):
-    """The log that a command is about."""
-
     storage: str = shared.storage(PLACE)
     name: str = LOG_NAME()
 
@@ -246,7 +208,7 @@ def metadata(flags: LogFlags) -> None:
     flags.out.table(columns, rows, drop=("files", "size"))
 
 
-class LogChangesFlags(LogFlags, shared.KeyAndValueFormatFlags):
+class LogChangesFlags(LogFlags, key_flags.KeyAndValueFormatFlags):
     key: str = argument(REQUIRED, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
     since: str = flag("", "Only changes after this PD timestamp, time or age.", metavar="TS|TIME")
     until: str = flag(

@@ -58,8 +58,8 @@ class Commands(LazyGroup):
             "Replicate": (
                 ("sync", "sync", "Replicate changes to another cluster or a file, until stopped."),
                 ("changefeed", "changefeed", "Manage changefeeds: syncs that several capture processes run together."),
-                ("capture", "changefeed", "Run and list captures, the processes that run changefeeds."),
-                ("processor", "changefeed", "Show which capture runs which part of each changefeed."),
+                ("capture", "capture", "Run and list captures, the processes that run changefeeds."),
+                ("processor", "capture", "Show which capture runs which part of each changefeed."),
                 ("kafka", "kafka", "Apply changes in Kafka to a cluster."),
             ),
             "Inspect": (

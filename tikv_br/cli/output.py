@@ -175,14 +175,6 @@ class Output:
             text = table.pairs(rows, table.width_of(self._stream))
             self._write((f"{title}\n" if title else "") + text + "\n")
 
-    def summary(self, fields: Mapping[str, object], shown: Mapping[str, str], *, title: str) -> None:
-        """End a command: JSON ``message_type`` ``summary`` with ``fields``, or ``shown`` for people."""
-        if self.is_json:
-            self.result("summary", fields)
-        elif not log.is_quiet():
-            self.pairs(list(shown.items()), title=title)
-        self.flush()
-
     def flush(self) -> None:
         """Flush the stream."""
         try:
@@ -289,5 +281,6 @@ def quote(key: bytes, form: KeyForm) -> str:
 
 
 def listed(title: str, rows: Sequence[tuple[str, str]], width: int = 18) -> str:
-    """A title, and names and values in two columns below it."""
-    return f"{title}\n{table.pairs(rows, table.width_of(sys.stdout), indent=2, least=width - 1)}" if rows else title
+    """A title, and below it names and values in two columns, without those that are empty."""
+    shown = [row for row in rows if row[1]]
+    return f"{title}\n{table.pairs(shown, table.width_of(sys.stdout), indent=2, least=width - 1)}" if shown else title

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class DirectoryFlags(shared.CommandFlags):
-    """One playground."""
-
     directory: Path = flag(REQUIRED, "Directory of the playground.", "--dir", metavar="DIR")
 
 

@@ -9,8 +9,7 @@ import contextlib
 import logging
 import sys
 import time
-from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
 from tikv_br.cli import log
 from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
@@ -26,14 +25,14 @@ LOG_PERCENT, LOG_SECONDS = 10, 300.0
 """Distance between lines of progress in a log file: 10 % or 5 minutes."""
 
 
-class ProgressDisplay(Protocol):
-    """A context manager that is called with every event."""
+class ProgressDisplay:
+    """A context manager that is called with every event. This one shows nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        return None
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -50,29 +49,12 @@ def progress_display(output: Output, stream: TextIO | None = None) -> ProgressDi
 
 def _display(output: Output, stream: TextIO) -> ProgressDisplay:
     if log.is_quiet():
-        return NoProgress()
+        return ProgressDisplay()
     if output.is_json:
         return JsonProgress(output)
     if use_colour(stream):
         return BarProgress(stream)
-    return NoProgress() if log.has_file() and not stream.isatty() else LineProgress(stream)
-
-
-class _Plain:
-    """A display without setup."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-class NoProgress(_Plain):
-    """Shows nothing."""
-
-    def __call__(self, event: Event) -> None:
-        """Ignore the event."""
+    return ProgressDisplay() if log.has_file() and not stream.isatty() else LineProgress(stream)
 
 
 class _Pace:
@@ -92,7 +74,7 @@ class _Pace:
         return True
 
 
-class LineProgress(_Plain):
+class LineProgress(ProgressDisplay):
     """A line each `LINE_SECONDS`, and one for each finished step that took `LASTING_SECONDS` or more."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -124,7 +106,7 @@ class LineProgress(_Plain):
             self._stream.flush()
 
 
-class JsonProgress(_Plain):
+class JsonProgress(ProgressDisplay):
     """One JSON line of ``message_type`` ``step`` or ``progress`` an event, with a line of progress each 1 % or 30 s."""
 
     def __init__(self, output: Output) -> None:
@@ -150,7 +132,7 @@ class JsonProgress(_Plain):
                 pass
 
 
-class BarProgress:
+class BarProgress(ProgressDisplay):
     """A bar for the running step, and a line for each finished step that took `BRIEF_SECONDS` or more."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -159,10 +141,7 @@ class BarProgress:
         self._shown = contextlib.ExitStack()
         self._task: Any = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._shown.close()
 
     def __call__(self, event: Event) -> None:
@@ -200,7 +179,7 @@ class BarProgress:
         return self._progress
 
 
-class LoggedProgress:
+class LoggedProgress(ProgressDisplay):
     """Logs events, and passes them on to another display."""
 
     def __init__(self, display: ProgressDisplay) -> None:
@@ -211,10 +190,8 @@ class LoggedProgress:
         self._display.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._display.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._display.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
         """Log and show one event."""

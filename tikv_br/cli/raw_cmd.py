@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tikv_br.cli import shared
+from tikv_br.cli import key_flags, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import KeyForm, confirmation, human_bytes, human_seconds, quote, read_key, show
+from tikv_br.cli.output import KeyForm, confirmation, human_bytes, human_seconds, listed, quote, read_key, show
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import ClusterError, KeyNotFound, UsageError
 from tikv_br.formats.errors import UnsupportedFormat
@@ -38,8 +38,6 @@ PREFIX = partial(flag, "", "Only keys with this prefix, instead of --start and -
 
 
 class RawFlags(shared.CommandFlags):
-    """A cluster, and a keyspace of it."""
-
     cluster: shared.ClusterFlags
     keyspace: str = shared.KEYSPACE()
 
@@ -64,9 +62,7 @@ class RawFlags(shared.CommandFlags):
             yield cluster, client
 
 
-class KeyFlags(RawFlags, shared.KeyFormatFlags):
-    """One key."""
-
+class KeyFlags(RawFlags, key_flags.KeyFormatFlags):
     name: str = KEY()
 
     def key(self) -> bytes:
@@ -75,9 +71,7 @@ class KeyFlags(RawFlags, shared.KeyFormatFlags):
 
 
 class RawRangeFlags(RawFlags):
-    """A range of keys."""
-
-    range: shared.RangeFlags
+    range: key_flags.RangeFlags
     prefix: str = PREFIX()
 
     def key_range(self) -> KeyRange:
@@ -90,7 +84,7 @@ class RawRangeFlags(RawFlags):
         return KeyRange(key, successor(key))
 
 
-class GetFlags(KeyFlags, shared.KeyAndValueFormatFlags):
+class GetFlags(KeyFlags, key_flags.KeyAndValueFormatFlags):
     """A key, and how its value is written."""
 
 
@@ -313,14 +307,14 @@ def import_pairs(flags: ImportFlags) -> None:
         loaded = load_pairs(
             client.column_writer(), source, ttl=seconds, concurrency=flags.concurrency, reporter=display
         )
-    shown = {
-        "total-kv": f"{loaded.total_kvs:,}",
-        "total-kv-size": human_bytes(loaded.total_bytes),
-        "already-expired": f"{loaded.expired_kvs:,}",
-        "total-take": human_seconds(loaded.seconds),
-        "average-speed": f"{human_bytes(loaded.average_speed)}/s",
-    }
-    flags.out.summary(asdict(loaded), shown, title="raw import")
+    figures = [
+        ("total-kv", f"{loaded.total_kvs:,}"),
+        ("total-kv-size", human_bytes(loaded.total_bytes)),
+        ("already-expired", f"{loaded.expired_kvs:,}"),
+        ("total-take", human_seconds(loaded.seconds)),
+        ("average-speed", f"{human_bytes(loaded.average_speed)}/s"),
+    ]
+    flags.out.result("summary", asdict(loaded), listed("Raw import success summary", figures))
 
 
 def _source(flags: ImportFlags, now: Callable[[], int]) -> RowSource:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from tikv_br.cli import shared
-from tikv_br.cli.backup_cmd import split_range
+from tikv_br.cli import key_flags, shared
 from tikv_br.cli.command import Command, Flags, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
@@ -47,8 +46,6 @@ class RestoreCommand(Command):
 
 
 class PointFlags(Flags):
-    """The time to restore to."""
-
     until: str = flag(
         "",
         "Restore the data as of this time (API V2): latest, a PD timestamp, a time or an age (default: latest with --log or an "
@@ -88,8 +85,6 @@ class PointFlags(Flags):
 
 
 class RequiredPointFlags(PointFlags):
-    """The time of ``restore point``."""
-
     until: str = flag(
         "latest",
         "Time to restore to: latest, a PD timestamp, a time or an age.",
@@ -99,7 +94,7 @@ class RequiredPointFlags(PointFlags):
     )
 
 
-class RestoreRangeFlags(shared.RangeFlags):
+class RestoreRangeFlags(key_flags.RangeFlags):
     """The range to restore, as ``--range`` or as ``--start`` and ``--end``."""
 
     span: str = flag(
@@ -111,11 +106,11 @@ class RestoreRangeFlags(shared.RangeFlags):
 
     def key_range(self) -> KeyRange:
         """As `RangeFlags.key_range`."""
-        return shared.RangeFlags.key_range(self._bounded())
+        return key_flags.RangeFlags.key_range(self._bounded())
 
     def notice(self, reporter: Reporter) -> None:
         """As `RangeFlags.notice`."""
-        shared.RangeFlags.notice(self._bounded(), reporter)
+        key_flags.RangeFlags.notice(self._bounded(), reporter)
 
     def _bounded(self) -> RestoreRangeFlags:
         """The same range as ``--start`` and ``--end``. Raises `UsageError`."""
@@ -123,13 +118,11 @@ class RestoreRangeFlags(shared.RangeFlags):
             return self
         if self.start or self.end:
             raise UsageError("--range cannot be combined with --start and --end", hint="Pass one of them.")
-        first, last = split_range(self.span, self.form)
+        first, last = key_flags.split_range(self.span, self.form)
         return replace(self, span="", start=first, end=last)
 
 
 class RestoreFlags(shared.BackupFlags):
-    """Flags of every kind of restore."""
-
     cluster: shared.ClusterFlags
     range: RestoreRangeFlags
     keyspace: int | None = flag(
@@ -150,11 +143,7 @@ class RestoreFlags(shared.BackupFlags):
         "ingest",
         "ingest: stores ingest whole files. put: rows are written by RawBatchPut, as a client does, with new timestamps.",
     )
-    via: Literal["auto", "stores", "upload"] = flag(
-        "auto",
-        "How files get to the stores: stores (each store downloads them), upload (tikv-br reads and uploads them), or auto (upload only "
-        "what stores cannot read).",
-    )
+    via: Literal["auto", "stores", "upload"] = shared.VIA()
     restamp: Literal["auto", "always", "never"] = flag(
         "auto",
         "Give ingested rows a new timestamp, so that newer tombstones in the target do not hide them (API V2). auto: if the backup "
@@ -283,7 +272,7 @@ def _restore(
             listener = draft.listen(display)
             flags.range.notice(listener)
             prefixes = [("--rewrite-prefix", each) for each in flags.rewrite_prefix.split("=")]
-            shared.notice_ambiguous(listener, flags.range.key_format, prefixes)
+            key_flags.notice_ambiguous(listener, flags.range.key_format, prefixes)
             summary, point_figures = _run(
                 options, point.options(options, log, flags.storage_flags), flags.out, listener
             )
@@ -295,7 +284,8 @@ def _restore(
 
 
 def _render(out: Output, summary: RestoreSummary) -> None:
-    out.result("summary", asdict(summary), _text(summary))
+    title = "Raw restore plan (dry run)" if summary.dry_run else "Raw restore success summary"
+    out.result("summary", asdict(summary), listed(title, _figures(summary)))
 
 
 def _run(
@@ -315,8 +305,7 @@ def _run(
 
 
 def _point_figures(done: PointSummary, *, age: bool) -> list[tuple[str, str]]:
-    figures = [("restore-ts", show_ts(done.ts, age=age)), ("uncertainty", done.uncertainty)]
-    return [(name, value) for name, value in figures if value]
+    return [("restore-ts", show_ts(done.ts, age=age)), ("uncertainty", done.uncertainty)]
 
 
 def _render_point(out: Output, done: PointSummary) -> None:
@@ -403,33 +392,22 @@ def _span(each: FilePart | RestoreRange) -> dict[str, str]:
     }
 
 
-def _text(summary: RestoreSummary) -> str:
-    """The summary for people."""
-    return listed("Raw restore plan (dry run)" if summary.dry_run else "Raw restore success summary", _figures(summary))
-
-
 def _figures(summary: RestoreSummary, *, age: bool = True) -> list[tuple[str, str]]:
     """Return the figures of the summary, with the Go tool's names if it has them."""
-    figures = [
+    resumed = f" ({summary.resumed_files:,} by an earlier run)" if summary.resumed_files else ""
+    saved = (f"{name} {human_seconds(seconds)}" for name, seconds in summary.overlap_seconds.items())
+    others = f"{summary.other_kvs:,} other rows in the range were left alone" if summary.other_kvs else ""
+    return [
         ("total-take", human_seconds(summary.seconds)),
         ("total-kv", f"{summary.total_kvs:,}"),
         ("total-kv-size", human_bytes(summary.total_bytes)),
         ("average-speed", f"{human_bytes(summary.average_speed)}/s"),
         ("restore-data-size", human_bytes(summary.backup_size)),
-        (
-            "files",
-            f"{summary.files:,}" + (f" ({summary.resumed_files:,} by an earlier run)" if summary.resumed_files else ""),
-        ),
+        ("files", f"{summary.files:,}{resumed}"),
         ("api-version", summary.dst_api_version),
         ("checksum", f"{summary.crc64xor:016x} {'equal' if summary.verified else 'not compared'}"),
+        ("other-rows", others),
+        ("overlap", ", ".join(saved)),
+        ("new-timestamp", show_ts(summary.restamp_ts, age=age) if summary.restamp_ts else ""),
+        ("expired", f"{summary.expired_kvs:,} rows skipped" if summary.expired_kvs else ""),
     ]
-    if summary.other_kvs:
-        figures.append(("other-rows", f"{summary.other_kvs:,} other rows in the range were left alone"))
-    if summary.overlap_seconds:
-        saved = (f"{name} {human_seconds(seconds)}" for name, seconds in summary.overlap_seconds.items())
-        figures.append(("overlap", ", ".join(saved)))
-    if summary.restamp_ts:
-        figures.append(("new-timestamp", show_ts(summary.restamp_ts, age=age)))
-    if summary.expired_kvs:
-        figures.append(("expired", f"{summary.expired_kvs:,} rows skipped"))
-    return figures

@@ -28,8 +28,6 @@ STEP = 0.5
 
 
 class ShownClusterFlags(shared.ClusterFlags):
-    """The cluster whose safe points are shown."""
-
     pd: list[str] = shared.pd("PD endpoints of the cluster whose safe points to show.", default=())
 
 

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,11 +18,9 @@ import typer
 from tikv_br.cli import log, settings
 from tikv_br.cli.command import REQUIRED, FlagKind, Flags, argument, build, flag, given
 from tikv_br.cli.log import LogForm, LogLevel
-from tikv_br.cli.output import KeyForm, Output, OutputForm, read_range
+from tikv_br.cli.output import Output, OutputForm
 from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
-from tikv_br.formats.keys.text import HEX_MARK, is_hex
-from tikv_br.progress_events import Notice
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
 from tikv_br.tasks.session import SparkSettings
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from tikv_br.backupset.backup_set import BackupSet
     from tikv_br.backupset.index import Index, ListedBackup
     from tikv_br.cluster.config import ClusterConfig, EtcdConfig, TlsFiles
-    from tikv_br.formats.keys.ranges import KeyRange
-    from tikv_br.progress_events import Reporter
 
 logger = logging.getLogger(__name__)
 
@@ -204,8 +200,6 @@ def pd(text: str, default: Sequence[str] = ("127.0.0.1:2379",)) -> Any:  # noqa:
 
 
 class ClusterFlags(Flags, shared=True):
-    """A cluster."""
-
     pd: list[str] = pd("PD endpoints of the cluster, comma-separated: host:port,… (may be repeated).")
     ca: str | None = flag(None, "CA certificate (PEM). Enables TLS.", metavar="FILE")
     cert: str | None = flag(None, "Client certificate for mutual TLS (PEM).", metavar="FILE")
@@ -262,20 +256,6 @@ class EtcdFlags(Flags, shared=True):
         return EtcdConfig(endpoints, tls, self.etcd_user, self.etcd_password)
 
 
-_KEY_FORMAT = partial(
-    flag,
-    None,
-    "How keys are written: text (with \\xNN escapes; what follows hex: is hex), hex, raw (as typed) or escaped (only escapes).",
-    show_default="text",
-)
-KEY_FORMAT = partial(_KEY_FORMAT, "--key-format", "--format")
-KEY_FORMAT_ALONE = partial(_KEY_FORMAT, "--key-format")
-"""Help for ``--format`` in commands where it has more values."""
-START = partial(flag, "", "Start of the range (inclusive; empty: no bound).", metavar="KEY")
-END = partial(flag, "", "End of the range (exclusive; empty: no bound).", metavar="KEY")
-RANGE = (
-    "Key range: START (inclusive) to END (exclusive); either may be empty; a colon of a key is \\x3a (may be repeated)."
-)
 KEYSPACE = partial(flag, "", "Keyspace, by id or name (API V2; default: 0).", shared=True, metavar="ID|NAME")
 ALLOW_EMPTY = partial(
     flag, False, "Succeed if a requested range, keyspace or prefix has no row (default: exit code 66)."
@@ -308,59 +288,16 @@ SEND_CREDENTIALS = partial(
     "Send this process's storage credentials to the stores; otherwise they use their own.",
     "--send-credentials-to-tikv/--no-send-credentials-to-tikv",
 )
+VIA = partial(
+    flag,
+    "auto",
+    "How files get to the stores: stores (each store downloads them), upload (tikv-br reads and uploads them), or auto (upload only "
+    "what stores cannot read).",
+)
 SEED = partial(flag, 0, limits=(0, MAX_SEED))
 
 
-class KeyFormatFlags(Flags):
-    """Flag of the form of keys."""
-
-    key_format: KeyForm | None = KEY_FORMAT()
-
-    @property
-    def form(self) -> KeyForm:
-        """The form of keys."""
-        return self.key_format or KeyForm.TEXT
-
-
-class KeyAndValueFormatFlags(KeyFormatFlags):
-    """Flags of the forms of a key and its value."""
-
-    value_format: KeyForm | None = flag(
-        None, "Format of the value.", show_default="as --key-format; raw if that is text"
-    )
-
-    @property
-    def value_form(self) -> KeyForm:
-        """The form of values: as they are, unless one was asked for."""
-        return self.value_format or (KeyForm.RAW if self.form is KeyForm.TEXT else self.form)
-
-
-class RangeFlags(KeyFormatFlags):
-    """A range of keys, and how they are written."""
-
-    start: str = START()
-    end: str = END()
-    key_format: KeyForm | None = KEY_FORMAT()
-
-    def key_range(self) -> KeyRange:
-        """The range of user keys. Raises `UsageError`."""
-        return read_range(self.start, self.end, self.form)
-
-    def notice(self, reporter: Reporter) -> None:
-        """Report keys that are hex as well, in commands that read keys as hex before."""
-        notice_ambiguous(reporter, self.key_format, [("--start", self.start), ("--end", self.end)])
-
-
-def notice_ambiguous(reporter: Reporter, form: KeyForm | None, texts: Iterable[tuple[str, str]]) -> None:
-    """Report keys that are read as text although they are hex as well, by flag, unless a form was asked for."""
-    for name, text in texts:
-        if form is None and is_hex(text):
-            reporter(Notice(f"{name} {text}: read as the text {text}; if it is hex, pass {HEX_MARK}{text}"))
-
-
 class SparkMasterFlags(Flags, shared=True):
-    """A Spark, and how it is started."""
-
     spark_master: str = flag("local[*]", "URL of the Spark master: local[*], spark://…, yarn or k8s://…", metavar="URL")
     spark_conf: list[str] = flag(
         [], "Setting of Spark, such as spark.executor.memory=4g (may be repeated).", metavar="KEY=VALUE"
@@ -377,8 +314,6 @@ class SparkMasterFlags(Flags, shared=True):
 
 
 class SparkFlags(SparkMasterFlags, shared=True):
-    """Flags of the executor."""
-
     executor: Literal["auto", "driver", "spark"] = flag(
         "auto",
         "Where tasks run: driver (threads of this process), spark, or auto (spark for large amounts of work, e.g. scans from 4 GiB).",
@@ -386,8 +321,6 @@ class SparkFlags(SparkMasterFlags, shared=True):
 
 
 class TaskFlags(SparkFlags):
-    """Flags of the executor and its concurrency."""
-
     concurrency: int | None = flag(
         None,
         "Maximum number of concurrent tasks (default: depends on the executor, the CPU count and the kind of work).",
@@ -409,8 +342,6 @@ def storage(text: str, default: Any = REQUIRED) -> Any:  # noqa: ANN401 - as `fl
 
 
 class AzblobFlags(Flags, shared=True, prefix="azblob."):
-    """Access to Azure Blob Storage."""
-
     endpoint: str = flag(
         "", "Azure endpoint of the account (default: https://ACCOUNT.blob.core.windows.net).", metavar="URL"
     )
@@ -422,8 +353,6 @@ class AzblobFlags(Flags, shared=True, prefix="azblob."):
 
 
 class GcsFlags(Flags, shared=True, prefix="gcs."):
-    """Access to Google Cloud Storage."""
-
     endpoint: str = flag("", "GCS endpoint (default: Google's).", metavar="URL")
     storage_class: str = flag("", "GCS storage class of new objects.", metavar="NAME")
     predefined_acl: str = flag("", "Not supported. Use IAM instead.", metavar="NAME")
@@ -509,8 +438,6 @@ LOG_ID = partial(flag, "default", "Name of the log archive (see `tikv-br log sta
 
 
 class LogSourceFlags(Flags):
-    """A log to read."""
-
     log: str = flag("", f"Log archive to use with the backup: {URLS}.", metavar="URL")
     log_id: str = LOG_ID()
 
@@ -529,8 +456,6 @@ def parse_ts_or_latest(text: str, name: str) -> int:
 
 
 class BackupFlags(CommandFlags):
-    """The backup that a command is about."""
-
     storage: str = storage(ONE_BACKUP)
     storage_flags: StorageFlags
 
@@ -541,8 +466,6 @@ class BackupFlags(CommandFlags):
 
 
 class IndexFlags(BackupFlags):
-    """The root of the backups that a command is about."""
-
     storage: str = storage(MANY_BACKUPS)
 
     @cached_property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import key_flags, shared
 from tikv_br.cli.command import argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, label, quote, read_key
 from tikv_br.cluster.timestamps import show_time, show_ts
@@ -149,7 +149,7 @@ def _bounds(span: KeyRange) -> tuple[str, str]:
     return span.start.hex() or "-", span.end.hex() or "-"
 
 
-class CatFlags(shared.ChosenBackupFlags, shared.KeyAndValueFormatFlags):
+class CatFlags(shared.ChosenBackupFlags, key_flags.KeyAndValueFormatFlags):
     """Flags of ``cat``; a single argument is in `chosen`, even if it is the key."""
 
     chosen: str = shared.chosen_backup("--storage")

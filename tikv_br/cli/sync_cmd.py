@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
 from tikv_br.cli import shared
@@ -28,6 +28,7 @@ from tikv_br.errors import SyncDegraded, UsageError
 if TYPE_CHECKING:
     from tikv_br.incremental.diff_mode import DiffModeOptions, Pass
     from tikv_br.incremental.pipeline import SyncStatus
+    from tikv_br.incremental.sinks.url import Target
     from tikv_br.incremental.sync import SyncOptions
 
 log = logging.getLogger(__name__)
@@ -48,21 +49,53 @@ class DiffModeFlags(Flags):
     )
 
 
-class SyncFlags(shared.CommandFlags):
+class FollowFlags(shared.CommandFlags):
+    """Flags of what follows a cluster's change feed."""
+
     cluster: shared.ClusterFlags
     keyspace: str = shared.KEYSPACE()
     range: SyncRangeFlags
-    sink: SinkFlags
     start: StartFlags
-    mode: Literal["feed", "diff"] = flag(
-        "feed", "How changes are found: feed (TiKV CDC, API V2 only) or diff (repeated comparison, any version)."
-    )
-    diff: DiffModeFlags
     state: StateFlags
     etcd: shared.EtcdFlags
     feed: FeedFlags
     status: StatusFlags
     storage_flags: shared.StorageFlags
+
+    def options(self, target: Target, patience: float) -> SyncOptions:
+        """Return the options, with defaults for what the sink of a log does not have. Raises `UsageError`."""
+        source, scratch = self.cluster.config(), scratch_folder(self.state.scratch_dir)
+        state = self.state.state(self.cluster, self.storage_flags, self.etcd, target)
+        start, span = self.start.start(self.storage_flags), self.range.key_range()
+        from tikv_br.incremental.feed.feed import FeedOptions
+        from tikv_br.incremental.pipeline import ReplicateOptions
+        from tikv_br.incremental.sync import SyncOptions
+
+        return SyncOptions(
+            changefeed_id=self.state.id_for(target),
+            former_id="" if self.state.name else LOG_ID,
+            source=source,
+            target=target,
+            state=state,
+            scratch=scratch,
+            start=start,
+            keyspace=self.keyspace,
+            start_key=span.start,
+            end_key=span.end,
+            gc_ttl=round(self.feed.gc_ttl),
+            sorter_bytes=self.state.sorter_memory,
+            feed=FeedOptions(hold_back=self.feed.hold_back),
+            replicate=ReplicateOptions(self.state.checkpoint_every, patience),
+        )
+
+
+class SyncFlags(FollowFlags):
+    cluster: shared.ClusterFlags
+    sink: SinkFlags
+    mode: Literal["feed", "diff"] = flag(
+        "feed", "How changes are found: feed (TiKV CDC, API V2 only) or diff (repeated comparison, any version)."
+    )
+    diff: DiffModeFlags
 
 
 @command(
@@ -145,8 +178,7 @@ def _show_pass(out: Output, done: Pass) -> None:
 
 def _feed_options(flags: SyncFlags) -> SyncOptions:
     """Return the options of a sync by change feed. Raises `UsageError`."""
-    source, target = flags.cluster.config(), flags.sink.target(flags.storage_flags)
-    scratch = scratch_folder(flags.state.scratch_dir)
+    target = flags.sink.target(flags.storage_flags)
     from tikv_br.incremental.sinks.url import StdoutTarget
 
     if isinstance(target, StdoutTarget) and flags.out.is_json:
@@ -154,35 +186,9 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
             "--sink - and --output json cannot be combined: both write to standard output",
             hint="Use --log-format json or --status-addr instead of --output json, or use --sink file:///PATH.",
         )
-    state = flags.state.state(flags.cluster, flags.storage_flags, flags.etcd, target)
-    start = flags.start.start(flags.storage_flags)
-    span = flags.range.key_range()
-    from tikv_br.incremental.feed.feed import FeedOptions
-    from tikv_br.incremental.pipeline import ReplicateOptions
-    from tikv_br.incremental.sync import SyncOptions
-
-    return SyncOptions(
-        changefeed_id=flags.state.id_for(target),
-        former_id="" if flags.state.name else LOG_ID,
-        source=source,
-        target=target,
-        state=state,
-        scratch=scratch,
-        start=start,
-        keyspace=flags.keyspace,
-        start_key=span.start,
-        end_key=span.end,
-        gc_ttl=round(flags.feed.gc_ttl),
-        sorter_bytes=flags.state.sorter_memory,
-        sink=flags.sink.options(flags.cluster),
-        feed=FeedOptions(hold_back=flags.feed.hold_back),
-        replicate=ReplicateOptions(
-            flags.state.checkpoint_every,
-            flags.sink.sink_patience,
-            longest_wait=flags.sink.sink_backoff,
-            rate_limit=flags.sink.sink_ratelimit,
-        ),
-    )
+    sink, options = flags.sink, flags.options(target, flags.sink.sink_patience)
+    replicate = replace(options.replicate, longest_wait=sink.sink_backoff, rate_limit=sink.sink_ratelimit)
+    return replace(options, sink=sink.options(flags.cluster), replicate=replicate)
 
 
 def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tikv_br.cli import shared
+from tikv_br.cli import key_flags, shared
 from tikv_br.cli.command import Flags, flag
 from tikv_br.cli.output import KeyForm
 from tikv_br.cluster.timestamps import MAX_TS, parse_ts
@@ -45,8 +45,6 @@ SORTER_MEMORY = partial(
 
 
 class ServerFlags(Flags):
-    """Flags of the HTTP server for status."""
-
     status_addr: str = flag(
         "",
         "Serve /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
@@ -92,8 +90,6 @@ class ServerFlags(Flags):
 
 
 class StatusFlags(ServerFlags):
-    """Flags of status reports."""
-
     status_every: float = flag(
         "10s",
         "Interval between status lines on stderr, in --log-file or as JSON. A terminal shows the status live.",
@@ -113,17 +109,15 @@ class StatusFlags(ServerFlags):
         ServerFlags.check(self)
 
 
-class SyncRangeFlags(shared.RangeFlags):
+class SyncRangeFlags(key_flags.RangeFlags):
     """The range of a sync, with the spellings of TiKV-CDC."""
 
     start: str = flag("", "Start of the range (inclusive; empty: no bound).", "--start", "--start-key", metavar="KEY")
     end: str = flag("", "End of the range (exclusive; empty: no bound).", "--end", "--end-key", metavar="KEY")
-    key_format: KeyForm | None = shared.KEY_FORMAT()
+    key_format: KeyForm | None = key_flags.KEY_FORMAT()
 
 
 class SinkTlsFlags(Flags):
-    """TLS files of a sink that is a cluster."""
-
     sink_ca: str | None = flag(
         None, "CA certificate for a tikv:// sink (PEM; default: --ca; empty: no TLS).", metavar="FILE"
     )
@@ -144,8 +138,6 @@ SINK_RATE = partial(
 
 
 class SinkFlags(Flags):
-    """Flags of the sink."""
-
     sink: str = flag(
         "",
         "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX, gcs://, azure:// or local:///DIR (a log archive), "
@@ -256,8 +248,6 @@ class StartFlags(Flags):
 
 
 class FeedFlags(Flags):
-    """Flags of the change feed."""
-
     gc_ttl: float = flag(
         "24h",
         "TTL of the service safe point: how long GC waits for a stopped sync (at least 1m).",

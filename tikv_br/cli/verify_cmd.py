@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class ComparedFlags(shared.ClusterFlags):
-    """The cluster of ``--level restore``."""
-
     pd: list[str] = shared.pd("PD endpoints of the cluster to compare with (--level restore only).")
 
 
@@ -76,16 +74,16 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
 
 def _figures(summary: VerifySummary) -> list[tuple[str, str]]:
     """Return the figures of the summary: checked and not checked."""
-    figures = [("level", summary.level), ("files present", f"{summary.files:,}")]
-    if summary.level != "meta":
-        seed = f", {summary.subset} with seed {summary.seed}" if summary.files_checked < summary.files else ""
-        verb = "compared" if summary.level == "restore" else "read"
-        figures.append((f"files {verb}", f"{summary.files_checked:,} of {summary.files:,}{seed}"))
-    if summary.level in {"data", "restore"}:
-        figures.append(("rows", f"{summary.rows_checked:,}"))
-    if summary.bytes_read:
-        figures.append(("read", human_bytes(summary.bytes_read)))
-    if summary.foreign_objects:
-        figures.append(("foreign objects", f"{summary.foreign_objects:,}"))
-    figures += [("api-version", summary.api_version), ("total-take", human_seconds(summary.seconds))]
-    return figures
+    seed = f", {summary.subset} with seed {summary.seed}" if summary.files_checked < summary.files else ""
+    checked = f"{summary.files_checked:,} of {summary.files:,}{seed}" if summary.level != "meta" else ""
+    rows = f"{summary.rows_checked:,}" if summary.level in {"data", "restore"} else ""
+    return [
+        ("level", summary.level),
+        ("files present", f"{summary.files:,}"),
+        ("files compared" if summary.level == "restore" else "files read", checked),
+        ("rows", rows),
+        ("read", human_bytes(summary.bytes_read) if summary.bytes_read else ""),
+        ("foreign objects", f"{summary.foreign_objects:,}" if summary.foreign_objects else ""),
+        ("api-version", summary.api_version),
+        ("total-take", human_seconds(summary.seconds)),
+    ]

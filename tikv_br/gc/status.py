@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_http import GC_WORKER, GcBarrier, GcStatus, PdHttp, gc_status
+from tikv_br.cluster.pd_http import GcBarrier, GcStatus, PdHttp, gc_status
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import RequestRefused
 
@@ -198,16 +198,3 @@ def _owner(barrier: GcBarrier) -> SafePointOwner:
 def _service(name: str, owner: SafePointOwner, safe_point: int, expires: int, now_ms: int) -> ServiceReport:
     lag = (now_ms - physical_ms(safe_point)) / 1000
     return ServiceReport(name, owner, safe_point, lag, None if expires >= _NEVER else expires - now_ms / 1000)
-
-
-__all__ = [
-    "FOREVER",
-    "GC_WORKER",
-    "GcReport",
-    "OwnerKind",
-    "SafePointOwner",
-    "ServiceReport",
-    "owner_of",
-    "read_report",
-    "report",
-]

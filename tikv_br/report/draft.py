@@ -92,7 +92,7 @@ class Draft:
             tool_version=__version__,
             cluster=self.cluster,
             summary=self.summary,
-            figures=tuple((name, redact(value)) for name, value in self.figures),
+            figures=tuple((name, redact(value)) for name, value in self.figures if value),
             backup=backup,
             trouble=None if error is None else reported_error(error, step),
             findings=tuple(self.findings),

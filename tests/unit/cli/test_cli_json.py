@@ -47,7 +47,6 @@ def all_fields(generator: ModuleType) -> set[str]:
         ('out.result("m", helper())', ["c", "d"]),
         ('out.result("m", {"a": 1} | helper())', ["a", "c", "d"]),
         ('note = lambda each: out.result("m", {"a": each} if each else more)', ["a", "b"]),
-        ('out.summary(more, {}, title="")', ["b"]),
     ],
 )
 def test_fields_are_read_off_the_source(

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 from tests.support.tools import Terminal
 from tikv_br import run_id
 from tikv_br.cli.main import run
-from tikv_br.cli.output import Output, OutputForm, failure_of, use_colour
+from tikv_br.cli.output import Output, OutputForm, failure_of, listed, use_colour
 from tikv_br.errors import OutputClosed
 
 
@@ -27,13 +27,11 @@ def test_json_lines_carry_their_type_and_rows_do_not(monkeypatch: pytest.MonkeyP
     output.result("checksum", {"total_kvs": 1}, "for people")
     output.row({"key": "6b"}, "for people")
     output.table(("a",), [("b",)])
-    output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw import")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     common = {"schema_version": 2, "run_id": "0123456789abcdef"}
     assert lines == [
         {"message_type": "checksum", **common, "total_kvs": 1},
         {"key": "6b"},
-        {"message_type": "summary", **common, "total_kvs": 2},
     ]
 
 
@@ -44,8 +42,8 @@ def test_console_form_has_text_only() -> None:
     output.result("put", {"key": "6b"})
     output.result("ttl", {"ttl": 0}, "never")
     output.row({"key": "6b"}, "k\tv")
-    output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw import")
-    assert stream.getvalue() == "never\nk\tv\nraw import\ntotal-kv  2\n"
+    output.result("summary", {"keys": 2}, listed("Done", [("keys", "2"), ("expired", "")], width=6))
+    assert stream.getvalue() == "never\nk\tv\nDone\n  keys   2\n"
 
 
 def test_colour_is_for_terminals_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 from tikv_br.cluster.etcd_values import Compare, KeyValue, Listing, Operation, Put, TxnResult
-from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
+from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, ServiceSafePoint
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import EtcdLeaseExpired
-from tikv_br.gc.status import FOREVER, GC_WORKER
+from tikv_br.gc.status import FOREVER
 from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.pd_state import GcState
 
