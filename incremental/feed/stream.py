@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from tikv_br import retry
 from tikv_br.cancellation import Cancellation
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.event_feed import EventFeed
 from tikv_br.cluster.pb import cdcpb_pb2, metapb_pb2
 from tikv_br.cluster.region_errors import REACTIONS
 from tikv_br.cluster.regions import Region, RegionCache
 from tikv_br.cluster.router import apply_current_regions, apply_leader_hint
-from tikv_br.cluster.store import EventFeed, StoreClient
+from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused, TikvBrError
 from tikv_br.incremental.feed.frontier import RegionSpan
 from tikv_br.incremental.feed.inbox import Inbox, InboxClosed

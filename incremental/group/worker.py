@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import TlsFiles
-from tikv_br.cluster.etcd import LeaseHolder
+from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import Compare, Get, KeyValue, Put, absent, unchanged
 from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged, TikvBrError
 from tikv_br.formats.keys.codec import KeyCodec

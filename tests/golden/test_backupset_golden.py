@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from tikv_br.backupset import layout, manifest
+from tikv_br.backupset import backupmeta, layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import require_disjoint
 from tikv_br.cluster.pb import brpb_pb2
@@ -97,7 +97,7 @@ def test_files_are_the_recorded_ones(folder: Path) -> None:
 def test_written_meta_equals_the_go_tools(folder: Path) -> None:
     """A meta that we write for the same content has the same value in every field, set or not."""
     original = (folder / "data" / layout.META).read_bytes()
-    ours = brpb_pb2.BackupMeta.FromString(manifest.encode(manifest.decode(original)))
+    ours = brpb_pb2.BackupMeta.FromString(backupmeta.encode(backupmeta.decode(original)))
     theirs = brpb_pb2.BackupMeta.FromString(original)
     assert _as_json(ours) == _as_json(theirs)
     assert ours == theirs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tikv_br.backupset import layout
-from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.run_record import PathState, mark_path, path_state
 from tikv_br.backupset.sealed import read_record

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backup.store_responses import STORES_WRITE_HINT, StoredSst
-from tikv_br.backupset import manifest
+from tikv_br.backupset import backupmeta
 from tikv_br.backupset.files import TAIL_SIZE, Expiry, FileEntry
 from tikv_br.dataflow.convert import CONVERTED_TS, Converter, expiry_of, join_expiry
 from tikv_br.dataflow.write import DataFiles
@@ -209,7 +209,7 @@ def _live_records(
     from tikv_br.formats.rows import LiveFilter
 
     undeleted = LiveFilter()
-    entry = replace(manifest.decode_file(file.file), name=file.name)
+    entry = replace(backupmeta.decode_file(file.file), name=file.name)
     for batch in read_rows(store, entry, codec):
         total.dropped_tombstones += int(columns.flags(batch["deleted"]).sum())
         with file_errors(entry):

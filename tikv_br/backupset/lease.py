@@ -11,21 +11,18 @@ may take over. A lease in a cloud outlives the longest outage that is ridden out
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tikv_br import records, run_id
 from tikv_br.backupset import layout
+from tikv_br.backupset.lease_owner import LeaseOwner
 from tikv_br.cancellation import clean_up
 from tikv_br.errors import (
     BackupDamaged,
@@ -39,57 +36,6 @@ from tikv_br.errors import (
 from tikv_br.storage.base import ObjectStore, create_once, put_until_answered
 from tikv_br.storage.outage import StorageAway
 
-_PROC = Path("/proc")
-_START_FIELD = 19
-"""Field of /proc/PID/stat, counted after the name: start of the process, in ticks since boot."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseOwner:
-    """A process on a machine."""
-
-    host: str
-    machine: str
-    """Boot and process namespace, in which a pid means something; ``""`` = not known."""
-    pid: int
-    started: int
-    """Start of the process, to distinguish processes with the same pid; 0 = unknown."""
-
-    @classmethod
-    def this_process(cls) -> LeaseOwner:
-        return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()))
-
-    @property
-    def is_gone(self) -> bool:
-        """Return whether the process has certainly ended: only the machine that it ran on can know."""
-        if not self.machine or self.machine != _machine():
-            return False
-        started = _started(self.pid)
-        return started == 0 if not self.started else started != self.started
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
-
-
-@functools.cache
-def _machine() -> str:
-    try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
-    except OSError:  # not Linux
-        return ""
-
-
-def _started(pid: int) -> int:
-    """0 = there is no such process."""
-    try:
-        stat = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return 0
-    fields = stat.rpartition(")")[2].split()
-    return 0 if fields[0] in {"Z", "X"} else int(fields[_START_FIELD])
-
-
 TTL_SECONDS = 30.0
 """Beyond the outage that the storage client rides out."""
 GRACE_SECONDS = 10.0
@@ -101,9 +47,11 @@ STOP_SECONDS = 10.0
 KEPT = 8
 """Numbers that stay while the lease is held."""
 
+
 _DAMAGED_HINT = (
     "This object records which process uses the path. When none does, delete it with the storage's own tools."
 )
+
 
 log = logging.getLogger(__name__)
 _held: set[str] = set()

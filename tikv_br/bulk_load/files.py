@@ -31,8 +31,9 @@ from tikv_br.errors import StorageObjectMissing, UsageError
 from tikv_br.formats.parquet import SourceFile
 from tikv_br.formats.sst.source import TailCache
 from tikv_br.storage.base import ObjectSource, ObjectStore
+from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import CloudFlags, parse
+from tikv_br.storage.url import parse
 from tikv_br.tasks.frames import Input
 
 PART_BYTES = 64 << 20

@@ -37,7 +37,7 @@ from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
 from tikv_br.steps import FunctionStep, Step
-from tikv_br.storage.url import CloudFlags
+from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.tasks.executor import MIN_SPARK_BYTES
 from tikv_br.tasks.frames import (
     Input,

@@ -15,8 +15,10 @@ from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, LeaseHeld, UsageError
 
 if TYPE_CHECKING:
-    from tikv_br.backupset.index import IndexEntry, ListedBackup, Problem
+    from tikv_br.backupset.index import ListedBackup
+    from tikv_br.backupset.index_entry import IndexEntry
     from tikv_br.backupset.prune import PrunePlan, RetentionDecision
+    from tikv_br.backupset.rebuild import Problem
 
 log = logging.getLogger(__name__)
 COLUMNS = ("id", "finished", "api", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
@@ -92,7 +94,7 @@ def _listed_row(listed: ListedBackup) -> tuple[str, ...]:
 
 def _rebuild(flags: ListFlags) -> list[Problem]:
     """Rebuild, print what changed, and return what could not be read, without backups of other kinds."""
-    from tikv_br.backupset.index import rebuild
+    from tikv_br.backupset.rebuild import rebuild
 
     done = rebuild(flags.index)
     counts = {"found": done.found, "added": done.added, "dropped": done.dropped}
@@ -186,7 +188,8 @@ class PruneFlags(shared.IndexFlags):
 @command("prune", example="--storage s3://backups --keep-daily 7 --keep-weekly 4 --yes")
 def prune(flags: PruneFlags) -> None:
     """Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately."""
-    from tikv_br.backupset.prune import Policy, plan
+    from tikv_br.backupset.prune import plan
+    from tikv_br.backupset.retention import Policy
 
     policy = Policy(flags.keep_last, flags.keep_daily, flags.keep_weekly, flags.keep_monthly)
     wanted = plan(flags.index, policy, include_foreign=flags.include_foreign)

@@ -21,8 +21,9 @@ from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import Output, OutputForm
 from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.storage.cloud_options import AzureOptions, CloudFlags, GcsOptions, S3Options
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
-from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
+from tikv_br.storage.url import StorageLocation, parse
 from tikv_br.tasks.session import SparkSettings
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ Modules, in reading order:
 - `pd_connection`, `pd`: the connection to PD's leader, and PD's gRPC calls
 - `pd_http`: PD's HTTP API, and cluster status
 - `topology`: stores, and the API version that they are configured with
-- `store`: the calls of one store, and the pool of all stores
+- `store`, `event_feed`: the calls of one store, the pool of all stores, and a store's changes
 - `regions`, `region_errors`, `router`: the region cache, what region errors mean, and routing by key
 - `scan`, `rawkv`, `puts`: range scans, RawKV calls, and writes of Arrow columns
 - `rate_limit`: the maximum rate per store
 - `timestamps`, `safepoint`: PD timestamps, service safe points and backup-ts
 - `split`, `import_mode`: splitting and scattering regions, import mode and download limits
-- `etcd_values`, `etcd`: etcd v3, and leases that are kept alive
+- `etcd_values`, `etcd`, `etcd_lease`: etcd v3, and leases that are kept alive
 - `pb`: generated protobuf messages
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +12,8 @@ import grpc
 from tikv_br import cancellation
 from tikv_br.cancellation import TaskCancelled, request_seconds
 from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of, to_cluster_error
-from tikv_br.cluster.config import ClusterConfig, TlsFiles
-from tikv_br.cluster.pb import brpb_pb2, cdcpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
 from tikv_br.cluster.pb.import_sstpb_pb2_grpc import ImportSSTStub
 from tikv_br.cluster.pb.tikvpb_pb2_grpc import TikvStub
@@ -26,10 +25,11 @@ from tikv_br.retry import Outage
 
 if TYPE_CHECKING:
     from grpc import _CallIterator
-
+from tikv_br.cluster.event_feed import EventFeed
 
 _SILENCE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 """Statuses of calls that the store has not answered; nearly always."""
+
 
 SST_CFS = frozenset({"default", "write"})
 """Column families that a store's importer knows; it panics at any other."""
@@ -71,64 +71,12 @@ def check_sst(meta: import_sstpb_pb2.SSTMeta) -> None:
         raise DangerousRequest("an SST without its region and epoch could land in another region")
 
 
-MULTIPLEXED = (("features", "stream-multiplexing"),)
-"""Metadata of an EventFeedV2 call; without it the store treats the call as EventFeed."""
-
-
-class EventFeed:
-    """A stream of changes, with flow control of its own: what is not read stays in the store.
-
-    `send` and `cancel` may be called from any thread; one thread iterates, once.
-
-    Iterating raises `ClusterUnreachable` (also after `cancel` and when the store ends the call), `CallUnsupported` when
-    the store has no such call, `ClusterTlsError` or `RequestRefused`.
-    """
-
-    def __init__(self, store: Store, tls: TlsFiles, *, multiplexed: bool) -> None:
-        """`multiplexed` calls EventFeedV2, which older stores do not have."""
-        self.store = store
-        self.multiplexed = multiplexed
-        self._tls = tls
-        self._requests: queue.SimpleQueue[cdcpb_pb2.ChangeDataRequest | None] = queue.SimpleQueue()
-        self._channel = open_channel(store.address, tls, own_connection=True)
-        call: grpc.StreamStreamMultiCallable[cdcpb_pb2.ChangeDataRequest, bytes] = self._channel.stream_stream(
-            f"/cdcpb.ChangeData/{'EventFeedV2' if multiplexed else 'EventFeed'}",
-            request_serializer=cdcpb_pb2.ChangeDataRequest.SerializeToString,
-        )
-        requests, metadata = iter(self._requests.get, None), MULTIPLEXED if multiplexed else None
-        self._answers = run_in_worker_thread(lambda: call(requests, metadata=metadata))
-
-    def send(self, request: cdcpb_pb2.ChangeDataRequest) -> None:
-        """Queue a request; it is lost when the stream ends first."""
-        self._requests.put(request)
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            yield from self._answers
-        except grpc.RpcError as error:
-            raise to_cluster_error(error, str(self), self._tls) from None
-        finally:
-            self.cancel()
-        raise ClusterUnreachable(f"{self}: the store ended the feed")
-
-    def cancel(self) -> None:
-        run_in_worker_thread(self._end)
-
-    def _end(self) -> None:
-        self._answers.cancel()
-        self._requests.put(None)  # gRPC waits for the next request in a thread
-        self._channel.close()
-
-    def __str__(self) -> str:
-        return f"store {self.store.id} ({self.store.address})"
-
-
-# what a stub's streaming call returns; only the type stubs have it
-
 LONG_FACTOR = 10
+
 
 LARGEST_PAGE = 256 << 20
 """Bytes that one answer to RawScan may have: of a larger page, fewer rows must be asked for."""
+
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")

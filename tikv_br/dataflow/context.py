@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from tikv_br import run_id
-from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.backupset.lease import PathLease
 from tikv_br.backupset.ledger import FinishedTask
 from tikv_br.backupset.manifest import Manifest

@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 from tikv_br import __version__
 from tikv_br.backupset import layout, lease, ledger, run_record
-from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.backupset.coverage import keyspaces_in
 from tikv_br.backupset.files import verify_file_identity
 from tikv_br.backupset.index import place_of

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from tikv_br.backupset import layout, lease, run_record
-from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.cluster import Cluster

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import IndexEntry
+from tikv_br.backupset.index_entry import IndexEntry
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.drill.ledger import COPIES, Cleaner, Creation, EntryKind, Ledger

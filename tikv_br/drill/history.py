@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from tikv_br.backupset.index import Index
-from tikv_br.backupset.prune import remove
+from tikv_br.backupset.removal import remove
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError, StorageObjectMissing, UsageError
 from tikv_br.storage.base import ObjectStore
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tikv_br.archive.log import LogArchive
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.index import IndexEntry
+from tikv_br.backupset.index_entry import IndexEntry
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts

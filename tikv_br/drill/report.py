@@ -11,7 +11,8 @@ from typing import Any
 
 from tikv_br import __version__
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index, IndexEntry
+from tikv_br.backupset.index import Index
+from tikv_br.backupset.index_entry import IndexEntry
 from tikv_br.drill import backups
 from tikv_br.drill.context import ChosenPoint, DrillContext
 from tikv_br.drill.history import REPORTS, PastDrill, backup_path, past_drill_of, sealed

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import Protocol
 
-from tikv_br.cluster.etcd import LeaseHolder
+from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import Compare, KeyValue, Listing, Operation, Put, TxnResult, absent
 from tikv_br.errors import EtcdLeaseExpired
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from tikv_br.cluster.cluster import Cluster, has_transactions
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.etcd import LeaseApi, LeaseHolder
+from tikv_br.cluster.etcd_lease import LeaseApi, LeaseHolder
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import GC_WORKER, GcStatus
 from tikv_br.cluster.timestamps import minus_seconds, show_ts

@@ -4,11 +4,11 @@ Knows nothing of backups. Imports of tikv_br only the errors, cancellation, retr
 
 Modules, in reading order:
 
-- `url`: storage URLs and `StorageLocation`
+- `cloud_options`, `url`: options of the clouds, storage URLs and `StorageLocation`
 - `base`: the interface of all object stores, and ranged, decrypted reads of one object
 - `open`: opens the store at a location
 - `local`: a directory
-- `cloud`, `cloud_writer`: requests to any cloud, and uploads of large objects
+- `request_failure`, `cloud`, `cloud_writer`: requests to any cloud, how they fail, and uploads of large objects
 - `s3`, `gcs`, `azure`: what is special to each
 - `outage`: waits for a location that does not answer
 - `credentials`: credentials, S3's region, and the location as a message for stores

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 from obstore.store import AzureStore
 
 from tikv_br.errors import UsageError
-from tikv_br.storage.cloud import CloudObjectStore, RequestFailure, server_message
+from tikv_br.storage.cloud import CloudObjectStore
 from tikv_br.storage.credentials import AZURE_CREDENTIALS_HINT, azure_credentials
+from tikv_br.storage.request_failure import RequestFailure, server_message
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:

@@ -1,18 +1,15 @@
-"""Common code of the object stores of all clouds: requests over obstore, their failures, and outages."""
+"""Common code of the object stores of all clouds: requests over obstore, and outages."""
 
 from __future__ import annotations
 
 import abc
 import functools
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
-from xml.sax.saxutils import unescape
 
 import obstore
 from obstore.exceptions import BaseError, UnauthenticatedError
@@ -38,16 +35,13 @@ from tikv_br.storage.url import StorageLocation
 if TYPE_CHECKING:
     from obstore import Attributes, ObjectMeta, PutResult
     from obstore.store import ClientConfig, RetryConfig
+from tikv_br.storage.request_failure import OVERLOADED, REFUSED_RANGE, RequestFailure, failure_of, server_message
 
 UNKNOWN_HINT = "The message is from the storage's endpoint; check its log."
 CONDITIONAL_CONFLICT = "ConditionalRequestConflict"
 """Two conditional writes of one object met: neither need have succeeded, and both are to try again."""
-_OVERLOADED = {429, 500, 502, 503, 504}
-MOVED = 301
-_REFUSED_RANGE = 416
-_NOT_DONE = {429, 500, 503}
-_UNSENT = "Connect"
-"""obstore's kind of a failure before anything was sent."""
+
+
 _CONNECTION_CAUSES = (
     ("Connection refused", "connection refused"),
     ("dns error", "the host name does not resolve"),
@@ -64,85 +58,6 @@ _CONNECTION_CAUSES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailure:
-    """The parts of a failed request that decide and that may be shown."""
-
-    status: int
-    """HTTP status; 0 = no answer came."""
-    code: str
-    message: str
-    region: str
-    """The region that the server says is right."""
-    text: str
-    """All of it, not for showing."""
-    broken: str = ""
-    """obstore's kind of a failed connection: ``Connect``, ``Timeout``, ``Interrupted`` …; ``""`` = it did not fail."""
-    cause: str = ""
-    """Cause of a failed connection; contains no name of a bucket or object."""
-    lacks_credentials: bool = False
-    """True if the service that issues credentials failed; nothing was sent to the storage."""
-
-    @property
-    def answered(self) -> bool:
-        return self.status != 0
-
-    @property
-    def is_transient(self) -> bool:
-        """Return whether the same request may succeed a moment later."""
-        return bool(self.broken) if not self.answered else self.status in _OVERLOADED
-
-    @property
-    def had_no_effect(self) -> bool:
-        """Return whether the request certainly had no effect: it was not sent, or the server reported its failure."""
-        return self.broken == _UNSENT or self.status in _NOT_DONE
-
-
-def failure_of(error: Exception) -> RequestFailure:
-    """Read what obstore says of a failed request.
-
-    Only in the report of the cause that obstore appends, and by marks that begin on lines of their own: names of buckets and
-    objects, which stand elsewhere in the text, cannot contain a line break.
-    """
-    text = str(error)
-    if re.search(r"\n\s*inner: BareRedirect", text):  # to the bucket's true region
-        return RequestFailure(MOVED, "PermanentRedirect", "", "", text)
-    if re.search(r"\n\s*source: (TokenRequest|Credential|AzureCli) \{\n", text):
-        return RequestFailure(0, "", "", "", text, lacks_credentials=True)
-    if broken := re.search(r"HttpError \{\n\s*kind: (\w+),\n.*", text, re.DOTALL):
-        return RequestFailure(0, "", "", "", text, broken[1], broken[0])
-    if re.search(r"\n\s*source: StartTooLarge \{\n", text):
-        return RequestFailure(_REFUSED_RANGE, "", "", "", text)
-    # Of a batch of deletions, as obstore sends them to Azure.
-    if deletion := re.search(r'\n\s*code: "(\d{3})",\n\s*reason: "((?:[^"\\]|\\.)*)",?\n', text):
-        return RequestFailure(int(deletion[1]), "", deletion[2], "", text)
-    status = re.search(r"\n\s*inner: Status \{\n\s*status: (\d{3}),", text)
-    found = re.search(r'\n\s*body: Some\(\n\s*"((?:[^"\\]|\\.)*)",?\n', text)
-    body = found[1].replace('\\"', '"') if found else ""
-    return RequestFailure(
-        int(status[1]) if status else 0,
-        _element(body, "Code"),
-        _message(_element(body, "Message")),
-        _element(body, "Region"),
-        text,
-    )
-
-
-def server_message(failure: RequestFailure) -> str:
-    """Status, code and message of the server in one clause."""
-    return ", ".join(filter(None, (f"HTTP {failure.status} {failure.code}".strip(), failure.message)))
-
-
-def _message(text: str) -> str:
-    """The server's message without the lines that Azure adds: the id of the request, and the time."""
-    return text.partition("\\nRequestId:")[0].strip()
-
-
-def _element(text: str, name: str) -> str:
-    found = re.search(rf"<{name}>([^<]*)</{name}>", text)
-    return unescape(found[1], {"&#34;": '"', "&quot;": '"', "&#39;": "'"}) if found else ""
-
-
 CONNECT_TIMEOUT = timedelta(seconds=3)
 FIRST_ANSWER_TIMEOUT = timedelta(seconds=4)
 """Timeout of a probe."""
@@ -157,11 +72,14 @@ QUIET_SECONDS = 10.0
 _OWN_RETRIES = 1000
 """Maximum retries of obstore for parts of uploads: as many as fit in the patience."""
 
+
 _CONFLICT_PAUSES = (0.05, 0.2, 0.8)
 """Seconds between tries of a conditional write that met another one."""
 
+
 _REQUEST_FAILURES = (BaseError, OSError, ValueError)
 """Exceptions of obstore's requests: its own classes, and builtin ones for missing objects and bad ranges."""
+
 
 T = TypeVar("T")
 _runtime_owner: int | None = None
@@ -225,7 +143,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
             try:
                 return obstore.get_range(store, name, start=offset, length=length).to_bytes()
             except _REQUEST_FAILURES as error:
-                if failure_of(error).status == _REFUSED_RANGE:
+                if failure_of(error).status == REFUSED_RANGE:
                     return b""
                 raise
 
@@ -393,7 +311,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
             return StorageObjectMissing
         if code in self._TAKEN or status == HTTPStatus.PRECONDITION_FAILED:
             return StorageConflict
-        return StorageUnreachable if status in _OVERLOADED or code in self._BUSY else StorageError
+        return StorageUnreachable if status in OVERLOADED or code in self._BUSY else StorageError
 
     def _bad_name(self, failure: RequestFailure, _place: str) -> UsageError:
         return UsageError(

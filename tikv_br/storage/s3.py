@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 from obstore.store import S3Store
 
 from tikv_br.errors import StorageDenied, StorageError, UsageError
-from tikv_br.storage.cloud import CONDITIONAL_CONFLICT, MOVED, CloudObjectStore, RequestFailure
+from tikv_br.storage.cloud import CONDITIONAL_CONFLICT, CloudObjectStore
+from tikv_br.storage.cloud_options import DEFAULT_REGION
 from tikv_br.storage.credentials import credential_source, region_of, to_obstore_provider
-from tikv_br.storage.url import DEFAULT_REGION, StorageLocation
+from tikv_br.storage.request_failure import MOVED, RequestFailure
+from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config

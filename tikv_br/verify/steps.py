@@ -8,8 +8,9 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
-from tikv_br.backupset import layout, manifest
-from tikv_br.backupset.backup_set import BackupSet, meta_content
+from tikv_br.backupset import backupmeta, layout, manifest
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.backupmeta import meta_content
 from tikv_br.backupset.coverage import require_disjoint
 from tikv_br.backupset.files import FileEntry, replaced_size_damage
 from tikv_br.backupset.manifest import Manifest
@@ -82,7 +83,7 @@ def read_records(store: ObjectStore) -> tuple[BackupSet | None, list[Finding]]:
     findings: list[Finding] = []
     crypter = store.location.crypter
     known = _read(store, layout.MANIFEST, partial(manifest.load, crypter=crypter), findings)
-    content = _read(store, layout.META, partial(manifest.decode, crypter=crypter), findings)
+    content = _read(store, layout.META, partial(backupmeta.decode, crypter=crypter), findings)
     if not findings:
         findings = [Finding(layout.META, damage, Level.META)]
     if known is not None:

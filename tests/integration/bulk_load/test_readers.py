@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from tikv_br.bulk_load import local
 from tikv_br.bulk_load.files import NeedsSpark, open_files
 from tikv_br.errors import UsageError
-from tikv_br.storage.url import CloudFlags
+from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.tasks.frames import Input, keyed_rows, read_input, sorted_rows
 
 Found = tuple[list[tuple[bytes, bytes, int]], Counter[str]] | str

@@ -17,7 +17,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from tests.support.ports import reserved_ports
-from tikv_br.storage.cloud import RequestFailure, failure_of
+from tikv_br.storage.request_failure import RequestFailure, failure_of
 
 pytestmark = pytest.mark.core
 

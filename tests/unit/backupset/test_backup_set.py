@@ -9,8 +9,9 @@ import pytest
 from tests.support.faulty_store import FaultyStore
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all, do_task
-from tikv_br.backupset import layout, manifest
-from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset import backupmeta, layout, manifest
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.backupset.ledger import one_per_interval, write_entry
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import (
@@ -325,6 +326,6 @@ def test_directory_of_the_go_tool(complete: ObjectStore) -> None:
     opened = BackupSet.open(complete)
     assert opened.manifest is None
     assert len(opened.files) == 3
-    assert opened.files == manifest.decode(complete.get(layout.META)).files
+    assert opened.files == backupmeta.decode(complete.get(layout.META)).files
     for file in opened.files:
         opened.verify_identity(file)

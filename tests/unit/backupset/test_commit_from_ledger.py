@@ -12,10 +12,11 @@ from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.backupmeta import MetaContent, MetaEncoder, encode
 from tikv_br.backupset.coverage import RegionList, RegionPart
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, map_ahead, read_entry, read_ordered, write_entry
-from tikv_br.backupset.manifest import Manifest, MetaContent, MetaEncoder, Statistics, encode
+from tikv_br.backupset.manifest import Manifest, Statistics
 from tikv_br.errors import BackupDamaged, CoverageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange

@@ -14,7 +14,9 @@ from tests.unit.backupset.shelves import index_at, shelve
 from tikv_br import records
 from tikv_br.backupset import layout, lease, ledger, run_record
 from tikv_br.backupset.index import removal_name
-from tikv_br.backupset.prune import Policy, Removal, interrupted_removals, plan
+from tikv_br.backupset.prune import plan
+from tikv_br.backupset.removal import Removal, interrupted_removals
+from tikv_br.backupset.retention import Policy
 from tikv_br.backupset.run_record import RunRecord
 from tikv_br.backupset.sealed import write_record
 from tikv_br.errors import BackupDamaged

@@ -12,10 +12,11 @@ from tests.support.ledgers import begin_backup, read_entries
 from tests.support.openssl import KEYS, crypt, crypter
 from tests.unit.backupset.samples import describe, do_all
 from tests.unit.backupset.shelves import index_at, make_foreign
-from tikv_br.backupset import layout, ledger, manifest
+from tikv_br.backupset import backupmeta, layout, ledger
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index, rebuild
-from tikv_br.backupset.prune import remove
+from tikv_br.backupset.index import Index
+from tikv_br.backupset.rebuild import rebuild
+from tikv_br.backupset.removal import remove
 from tikv_br.backupset.sealed import seal, unseal
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch
@@ -67,7 +68,7 @@ def test_it_opens_with_its_key_and_says_what_it_is(tmp_path: Path) -> None:
         opened.verify_identity(file)
         opened.verify_content(file)
     data = store.get(layout.META)
-    assert manifest.encode(manifest.decode(data, crypter(METHOD)), crypter(METHOD)) == data
+    assert backupmeta.encode(backupmeta.decode(data, crypter(METHOD)), crypter(METHOD)) == data
 
 
 def test_no_object_holds_a_key_of_the_user_or_of_the_cipher(tmp_path: Path) -> None:
@@ -129,8 +130,8 @@ def test_a_key_for_a_plain_backup_is_refused(tmp_path: Path) -> None:
 def test_a_go_backup_has_no_check_value_and_is_still_told(tmp_path: Path, wrong: Crypter) -> None:
     """Its `backupmeta` alone is there: with the key it reads, with another it is not called damaged."""
     store = make(tmp_path)
-    content = replace(manifest.decode(store.get(layout.META), crypter(METHOD)), tool="br v1")
-    store.put(layout.META, manifest.encode(content, crypter(METHOD)))
+    content = replace(backupmeta.decode(store.get(layout.META), crypter(METHOD)), tool="br v1")
+    store.put(layout.META, backupmeta.encode(content, crypter(METHOD)))
     store.delete(layout.MANIFEST)
     assert BackupSet.open(store).files == content.files
     with pytest.raises(CrypterMismatch):

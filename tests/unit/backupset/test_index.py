@@ -16,20 +16,14 @@ from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import index_at, index_entry, make_backup, names, shelve
 from tikv_br import records
 from tikv_br.backupset import index as index_module
-from tikv_br.backupset.index import (
-    SNAPSHOT,
-    Index,
-    add_to_index,
-    entry_name,
-    entry_of,
-    load,
-    place_of,
-)
+from tikv_br.backupset.index import SNAPSHOT, Index, add_to_index, entry_name, place_of
+from tikv_br.backupset.index_entry import entry_of, load
 from tikv_br.errors import BackupDamaged, BackupNotFound, StorageDenied, StorageError, StorageUnreachable, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.base import ObjectInfo, ObjectStore
+from tikv_br.storage.cloud_options import S3Options
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import S3Options, StorageLocation, parse
+from tikv_br.storage.url import StorageLocation, parse
 
 
 def ids(index: Index) -> list[str]:

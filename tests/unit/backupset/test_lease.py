@@ -16,12 +16,14 @@ from tests.support.faulty_store import FaultyStore
 from tests.support.waiting import eventually
 from tikv_br import records
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.lease import Lease, LeaseOwner, PathLease, acquire, break_lease, newest
+from tikv_br.backupset.lease import Lease, PathLease, acquire, break_lease, newest
+from tikv_br.backupset.lease_owner import LeaseOwner
 from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable, TikvBrError
 from tikv_br.storage.base import ObjectInfo, ObjectStore
+from tikv_br.storage.cloud_options import S3Options
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import StorageAway
-from tikv_br.storage.url import S3Options, parse
+from tikv_br.storage.url import parse
 
 OFTEN = 0.03
 """Seconds between renewals of a lease that is to be renewed within a test."""

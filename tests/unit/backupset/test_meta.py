@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset import manifest
+from tikv_br.backupset import backupmeta
+from tikv_br.backupset.backupmeta import MetaContent
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.manifest import MetaContent
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
@@ -47,9 +47,9 @@ def contents(draw: st.DrawFn) -> MetaContent:
 @given(contents())
 def test_round_trip(content: MetaContent) -> None:
     """All that a meta says survives, and the same content gives the same bytes."""
-    data = manifest.encode(content)
-    assert manifest.decode(data) == content
-    assert manifest.encode(manifest.decode(data)) == data
+    data = backupmeta.encode(content)
+    assert backupmeta.decode(data) == content
+    assert backupmeta.encode(backupmeta.decode(data)) == data
 
 
 SOUND = MetaContent(
@@ -64,7 +64,7 @@ SOUND = MetaContent(
 
 def test_demands_of_the_go_tool() -> None:
     """The fields that make the Go tool refuse, lose rows or crash when they are absent are there."""
-    message = brpb_pb2.BackupMeta.FromString(manifest.encode(replace(SOUND, backup_ts=99)))
+    message = brpb_pb2.BackupMeta.FromString(backupmeta.encode(replace(SOUND, backup_ts=99)))
     assert message.is_raw_kv
     assert message.api_version == 2
     assert message.version == 0
@@ -82,7 +82,7 @@ def test_demands_of_the_go_tool() -> None:
 
 def edited(edit: Callable[[brpb_pb2.BackupMeta], object]) -> bytes:
     """The bytes of SOUND after an edit of its message."""
-    message = brpb_pb2.BackupMeta.FromString(manifest.encode(SOUND))
+    message = brpb_pb2.BackupMeta.FromString(backupmeta.encode(SOUND))
     edit(message)
     return message.SerializeToString()
 
@@ -133,26 +133,26 @@ def _set(path: str, value: object) -> Callable[[brpb_pb2.BackupMeta], None]:
 def test_unsound_metas(edit: Callable[[brpb_pb2.BackupMeta], object], kind: type[TikvBrError], sentence: str) -> None:
     """Each thing that a meta must not be has its class and its sentence."""
     with pytest.raises(TikvBrError, match=sentence) as caught:
-        manifest.decode(edited(edit))
+        backupmeta.decode(edited(edit))
     assert type(caught.value) is kind
 
 
 def test_harmless_differences_are_accepted() -> None:
     """Differences that the Go tool ignores are accepted: missing sums, layout number, unknown fields."""
     for edit in (_set("version", 1), _set("files.sha256", b""), _set("files.size", 0), _set("cluster_id", 0)):
-        manifest.decode(edited(edit))
+        backupmeta.decode(edited(edit))
     unknown_field_30 = b"\xf2\x01\x01x"
-    assert manifest.decode(edited(lambda _message: None) + unknown_field_30) == SOUND
+    assert backupmeta.decode(edited(lambda _message: None) + unknown_field_30) == SOUND
     for number in (3, 7):  # what another field may have become
         with pytest.raises(BackupDamaged, match="fields that no tool writes"):
-            manifest.decode(edited(lambda _message: None) + bytes([number << 3 | 2, 1]) + b"x")
+            backupmeta.decode(edited(lambda _message: None) + bytes([number << 3 | 2, 1]) + b"x")
 
 
-@given(st.integers(0, len(manifest.encode(SOUND)) - 1))
+@given(st.integers(0, len(backupmeta.encode(SOUND)) - 1))
 def test_cut_meta(place: int) -> None:
     """Wherever a meta is cut, it is refused, or what remains says the same but for the last field."""
     try:
-        rest = manifest.decode(manifest.encode(SOUND)[:place])
+        rest = backupmeta.decode(backupmeta.encode(SOUND)[:place])
     except (BackupDamaged, BackupUnsupported):
         return
     assert replace(rest, api_version=SOUND.api_version, ranges=SOUND.ranges) == SOUND
@@ -162,17 +162,17 @@ def test_cut_meta(place: int) -> None:
 def test_garbage_is_refused(data: bytes) -> None:
     """No bytes at all make anything but a refusal of ours."""
     with pytest.raises((BackupDamaged, BackupUnsupported)):
-        manifest.decode(data)
+        backupmeta.decode(data)
 
 
 def test_encrypted_meta_is_told_from_a_damaged_one() -> None:
     """Ciphertext asks for a key; a meta with a flipped or missing byte is damage."""
     files = tuple(replace(SOUND.files[0], name=f"sst/{number}_default.sst") for number in range(50))
-    plain = manifest.encode(replace(SOUND, files=files))
+    plain = backupmeta.encode(replace(SOUND, files=files))
     stream = bytes(a ^ b for a, b in zip(plain, os.urandom(len(plain)), strict=True))
     with pytest.raises(CrypterMismatch, match="encrypted"):
-        manifest.decode(b"\xff" + os.urandom(15) + stream)
+        backupmeta.decode(b"\xff" + os.urandom(15) + stream)
     with pytest.raises(BackupDamaged, match="truncated or altered"):
-        manifest.decode(plain[:-1])
+        backupmeta.decode(plain[:-1])
     with pytest.raises(BackupDamaged, match="truncated or altered"):
-        manifest.decode(b"\xff" + plain[1:])
+        backupmeta.decode(b"\xff" + plain[1:])

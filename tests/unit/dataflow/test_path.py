@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from tikv_br.backupset import lease
-from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.path import release_backup_lock

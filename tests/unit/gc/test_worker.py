@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.waiting import PATIENCE, eventually
 from tests.unit.gc.fakes import FakeEtcd, FakePd
-from tikv_br.cluster.etcd import LeaseHolder
+from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import KeyValue
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, EtcdLeaseExpired, EtcdUnreachable
 from tikv_br.gc.election import PREFIX, Candidate

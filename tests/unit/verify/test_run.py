@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all
-from tikv_br.backupset import layout, manifest
+from tikv_br.backupset import backupmeta, layout, manifest
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupNotFound
@@ -197,8 +197,8 @@ def test_many_foreign_objects_are_counted(backup: Path) -> None:
 def rewrite(folder: Path, known: manifest.Manifest) -> None:
     """Make the records agree on another content, seals and all, as a faulty writer would."""
     content = brpb_pb2.BackupMeta.FromString((folder / layout.META).read_bytes())
-    decoded = manifest.decode(content.SerializeToString())
-    data = manifest.encode(replace(decoded, files=tuple(known.files)))
+    decoded = backupmeta.decode(content.SerializeToString())
+    data = backupmeta.encode(replace(decoded, files=tuple(known.files)))
     sealed = manifest.dump(replace(known, backupmeta_sha256=hashlib.sha256(data).digest()))
     (folder / layout.META).write_bytes(data)
     (folder / layout.MANIFEST).write_bytes(sealed)
