@@ -75,15 +75,23 @@ def test_scan_covers_the_range_and_no_more(
         assert [each.id for each in pd.each_region(start, end)] == ids
 
 
-def test_a_hole_is_waited_for(fake: FakeCluster, pd: PdClient) -> None:
-    """PD's picture lacks a region for a moment; the scan asks again and is whole."""
-    whole = chain(b"", b"b", b"c", b"")
-    fake.pd.script(
-        PD + "ScanRegions",
-        pdpb_pb2.ScanRegionsResponse(regions=[whole[0], whole[2]]),
-        pdpb_pb2.ScanRegionsResponse(regions=whole[1:]),
-    )
-    assert [each.id for each in pd.scan_regions(b"", b"")] == [1, 2, 3]
+WHOLE = chain(b"", b"b", b"c", b"")
+
+
+@pytest.mark.parametrize(
+    ("pages", "ids"),
+    [
+        ([[WHOLE[0], WHOLE[2]], WHOLE[1:]], [1, 2, 3]),
+        ([WHOLE[:2], [with_leader(region(9, b"b", b"", version=5))]], [1, 9]),
+    ],
+    ids=["a region is missing for a moment", "a merge between two pages"],
+)
+def test_later_pages_complete_the_picture(
+    fake: FakeCluster, pd: PdClient, pages: list[list[pdpb_pb2.Region]], ids: list[int]
+) -> None:
+    """A hole is asked for again; a later page whose region swallowed an earlier one replaces it."""
+    fake.pd.script(PD + "ScanRegions", *(pdpb_pb2.ScanRegionsResponse(regions=page) for page in pages))
+    assert [each.id for each in pd.scan_regions(b"", b"")] == ids
 
 
 def test_a_hole_that_stays_is_an_error(fake: FakeCluster) -> None:
@@ -95,18 +103,6 @@ def test_a_hole_that_stays_is_an_error(fake: FakeCluster) -> None:
         pytest.raises(RetryBudgetExhausted, match="no region after 62"),
     ):
         pd.scan_regions(b"", b"")
-
-
-def test_a_merge_between_pages_takes_the_later_picture(fake: FakeCluster, pd: PdClient) -> None:
-    """A later page whose region swallowed an earlier one replaces it."""
-    first = chain(b"", b"b", b"c")
-    merged = with_leader(region(9, b"b", b"", version=5))
-    fake.pd.script(
-        PD + "ScanRegions",
-        pdpb_pb2.ScanRegionsResponse(regions=first),
-        pdpb_pb2.ScanRegionsResponse(regions=[merged]),
-    )
-    assert [each.id for each in pd.scan_regions(b"", b"")] == [1, 9]
 
 
 def test_random_pictures_never_leave_a_hole(fake: FakeCluster) -> None:

@@ -56,14 +56,17 @@ def test_a_keeper_renews_and_releases() -> None:
     assert not pd.services
 
 
-def test_a_keeper_notices_that_gc_passed() -> None:
-    """The check raises when GC has overtaken the safe point."""
+@pytest.mark.parametrize(
+    ("happens", "words"), [({"gc": 500}, "GC is at 500"), ({"fail": True}, "cannot renew")], ids=["GC", "silence"]
+)
+def test_a_keeper_notices_the_loss(happens: dict[str, int], words: str) -> None:
+    """GC has overtaken the safe point, or no renewal came through for a whole TTL, after which PD forgets it."""
     pd = FakeSafePoints()
-    keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=0.03)  # type: ignore[arg-type]
+    keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=0.05)  # type: ignore[arg-type]
     keeper.start()
-    pd.gc = 500
+    vars(pd).update(happens)
     wait_until_lost(keeper)
-    with pytest.raises(SafePointError, match="GC is at 500"):
+    with pytest.raises(SafePointError, match=words):
         keeper.check()
 
 
@@ -113,17 +116,6 @@ def test_silence_is_told_long_before_the_next_renewal(caplog: pytest.LogCaptureF
 
 def _unanswered(keeper: SafePointKeeper) -> bool:
     return keeper._asked_at is not None
-
-
-def test_a_silence_longer_than_the_ttl_loses_it() -> None:
-    """When no renewal came through for a whole TTL, PD has forgotten the safe point."""
-    pd = FakeSafePoints()
-    keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=0.05)  # type: ignore[arg-type]
-    keeper.start()
-    pd.fail = True
-    wait_until_lost(keeper)
-    with pytest.raises(SafePointError, match="cannot renew"):
-        keeper.check()
 
 
 def test_a_keeper_can_leave_its_safe_point() -> None:
