@@ -145,6 +145,21 @@ class KeyCodec:
         return RAW_MODE + (self.keyspace_id + 1).to_bytes(PREFIX_SIZE - 1, "big")
 
 
+@dataclass(frozen=True, slots=True)
+class TxnCodec:
+    """Converts keys of transactions, whose bounds are memcomparable in every API version."""
+
+    api_version: ApiVersion
+
+    def bound(self, rpc: bytes) -> bytes:
+        """An RPC key as PD and region bounds hold it; empty (no bound) stays empty."""
+        return encode(rpc) if rpc else rpc
+
+    def from_bound(self, bound: bytes) -> bytes:
+        """The RPC key of a bound; empty stays empty. Raises `DamagedBytes`."""
+        return decode(bound)[0] if bound else bound
+
+
 def successor(prefix: bytes) -> bytes:
     """The smallest key above all that begin with ``prefix``; ``b""`` when there is none."""
     kept = prefix.rstrip(b"\xff")

@@ -20,6 +20,7 @@ from tests.support.waiting import eventually
 from tikv_br.cluster.cluster import has_transactions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.etcd_values import Put
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pd import PdClient
@@ -161,8 +162,33 @@ def test_gc_run_refuses_transactional_data(tmp_path: Path, server: EtcdServer) -
         refused = tikv_br("gc", "run", "--pd", live.pd, "--etcd", server.address, "--life-time", "1s")
         assert refused.code == 5
         assert "transactional data" in refused.err
-        assert "client-go" in refused.err
+        assert "--resolve-locks" in refused.err
         assert (now(live).safe_point, now(live).worker_safe_point) == (0, 0)
+
+
+@pytest.mark.parametrize("flags", [(), ("--resolve-locks",)])
+def test_gc_run_refuses_a_cluster_of_tidb(tmp_path: Path, server: EtcdServer, flags: tuple[str, ...]) -> None:
+    """Exit code 5, also if TiDB's data are of API V1, where no look for mode x finds them."""
+    with live_cluster(tmp_path, ApiVersion.V2, stores=1) as live:
+        run = ("gc", "run", "--pd", live.pd, "--etcd", server.address, "--life-time", "1s", *flags)
+        live.cluster.pd_etcd.transact([], [Put("/tidb/server/info/5c4a", b"{}")])
+        refused = tikv_br(*run)
+        assert (refused.code, "TiDB uses the cluster" in refused.err) == (5, True)
+        assert (now(live).safe_point, now(live).worker_safe_point) == (0, 0)
+
+
+def test_gc_run_refuses_beside_another_gc(tmp_path: Path, server: EtcdServer) -> None:
+    """Exit code 5 with --resolve-locks, if the safe point was moved as JuiceFS does it, without a service safe point."""
+    with live_cluster(tmp_path, ApiVersion.V2, stores=1) as live:
+        moved = minus_seconds(live.cluster.pd.tso(), HOUR)
+        live.cluster.pd.update_gc_safe_point(moved)
+        run = ("gc", "run", "--pd", live.pd, "--etcd", server.address, "--life-time", "1s", "--resolve-locks")
+        refused = tikv_br(*run)
+        assert (refused.code, f"another program does GC: it moved the GC safe point to {moved}" in refused.err) == (
+            5,
+            True,
+        )
+        assert (now(live).safe_point, now(live).worker_safe_point) == (moved, 0)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tikv_br.gc.metrics import WorkerFigures
     from tikv_br.gc.status import GcReport, ServiceReport
     from tikv_br.gc.watch import WorkerWatch
+    from tikv_br.gc.worker import Resolve
 
 log = logging.getLogger(__name__)
 COLUMNS = ("service", "belongs to", "safe point", "expires in", "holds GC")
@@ -50,6 +51,10 @@ class RunFlags(shared.CommandFlags):
     lease: float = flag(
         "10s", "Lease TTL. If the leader dies, another worker takes over after this time.", kind=shared.TIME
     )
+    resolve_locks: bool = flag(
+        False,
+        "Also collect transactional data: resolve the locks of transactions that have ended before each advance. Allows API V1.",
+    )
     metrics_file: str = flag("", METRICS_FILE, metavar="FILE")
     server: ServerFlags
 
@@ -72,21 +77,19 @@ def run(flags: RunFlags) -> None:
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.etcd import Etcd
     from tikv_br.gc.metrics import WorkerFigures, write_metrics
+    from tikv_br.gc.transactions import check_has_versions, check_round, resolve_locks
     from tikv_br.gc.watch import WorkerWatch
-    from tikv_br.gc.worker import (
-        ClusterGc,
-        GcWorker,
-        WorkerOptions,
-        check_has_no_transactions,
-        check_has_versions,
-        worker_name,
-    )
+    from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions, no_locks, worker_name
 
     options = WorkerOptions(flags.life_time, flags.interval, round(flags.lease))
     stop, file = threading.Event(), Path(flags.metrics_file) if flags.metrics_file else None
     watch = WorkerWatch(name := worker_name(), options, _state_fields)
-    with Cluster.connect(options.hurry(config)) as cluster, Etcd.open(etcd_config) as etcd:
-        check_has_versions(cluster)
+    with (
+        Cluster.connect(options.hurry(config)) as cluster,
+        Etcd.open(etcd_config) as etcd,
+        contextlib.ExitStack() as stack,
+    ):
+        check_has_versions(cluster, with_transactions=flags.resolve_locks)
         if file is not None:  # an unusable one is refused at once; later it is a warning
             write_metrics(file, None, WorkerFigures())
         with (
@@ -94,8 +97,11 @@ def run(flags: RunFlags) -> None:
             signals_stop(stop, "Another worker takes over, if one runs.") as received,
         ):
             show = partial(_show_round, flags.out, file, watch)
-            check = partial(check_has_no_transactions, cluster)
-            GcWorker(etcd, ClusterGc(cluster.pd), options, show, name, check).run(stop)
+            check = partial(check_round, cluster, resolves=flags.resolve_locks)
+            resolve: Resolve = no_locks
+            if flags.resolve_locks:  # its requests need not end before the lease does
+                resolve = partial(resolve_locks, stack.enter_context(Cluster.connect(config)))
+            GcWorker(etcd, ClusterGc(cluster.pd), options, show, name, check, resolve).run(stop)
     flags.out.flush()
     if received:
         raise received[0]

@@ -13,6 +13,7 @@ Modules, in reading order:
 - `store`, `event_feed`: the calls of one store, the pool of all stores, and a store's changes
 - `regions`, `region_errors`, `router`: the region cache, what region errors mean, and routing by key
 - `scan`, `rawkv`, `puts`: range scans, RawKV calls, and writes of Arrow columns
+- `locks`: locks of transactions, resolved as by every reader
 - `rate_limit`: the maximum rate per store
 - `timestamps`, `safepoint`: PD timestamps, service safe points and backup-ts
 - `split`, `import_mode`: splitting and scattering regions, import mode and download limits

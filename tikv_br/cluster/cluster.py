@@ -86,17 +86,22 @@ class Cluster:
     @functools.cached_property
     def ingests(self) -> Ingests:
         """The announcements of ingests in PD's etcd."""
-        return self._ingests(self.config.retry_budget)
+        return Ingests(self.pd_etcd, self.cluster_id)
 
     @functools.cached_property
     def watched_ingests(self) -> Ingests:
         """As `ingests`, but without retries, for readers that poll."""
-        return self._ingests(0.0)
+        return Ingests(self._open_pd_etcd(retry_budget=0.0), self.cluster_id)
 
-    def _ingests(self, retry_budget: float) -> Ingests:
+    @functools.cached_property
+    def pd_etcd(self) -> Etcd:
+        """A connection to the etcd that is part of PD."""
+        return self._open_pd_etcd(self.config.retry_budget)
+
+    def _open_pd_etcd(self, retry_budget: float) -> Etcd:
         etcd = Etcd(self.pd.connection.addresses, self.config.tls, request_timeout=2.0, retry_budget=retry_budget)
         self._etcd.append(etcd)
-        return Ingests(etcd, self.cluster_id)
+        return etcd
 
     @functools.cached_property
     def api_version(self) -> ApiVersion:

@@ -4,10 +4,14 @@ It does what TiKV's own GC worker does, in each round: takes PD's time minus the
 ``gc_worker``, and moves the GC safe point up to the minimum over all services. The order is what makes this safe: PD refuses a service
 safe point below the minimum, so that minimum never falls, and a request of a leader that was replaced, however late it arrives,
 asks for nothing that is not true any more. The GC safe point itself never falls in PD.
+
+In a cluster with transactions it resolves the locks below that minimum in between, as TiDB's GC worker does. Unlike that one it rolls
+back no transaction that is alive, but keeps the GC safe point below the oldest one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -16,20 +20,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
-from tikv_br.cluster.cluster import Cluster, has_transactions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd_lease import LeaseApi, LeaseHolder
+from tikv_br.cluster.locks import LockReport
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import GC_WORKER, GcStatus
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
-from tikv_br.cluster.versions import API_V2
-from tikv_br.errors import ClusterError, ClusterUnfit, EtcdLeaseExpired, EtcdUnreachable
-from tikv_br.formats.api_version import ApiVersion
+from tikv_br.errors import ClusterError, EtcdLeaseExpired, EtcdUnreachable
 from tikv_br.gc.election import Candidate, ElectionApi
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import FOREVER, GcReport, read_status, report
+from tikv_br.report.facts import counted
 
 log = logging.getLogger(__name__)
 
@@ -37,26 +41,6 @@ REJOIN_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 """Seconds between two rounds if the first has failed."""
 POLLS_PER_LEASE = 10
-
-
-def check_has_versions(cluster: Cluster) -> None:
-    """Raise `ClusterUnfit` for a cluster that is not of API V2. TiDB, which does GC itself, uses API V1."""
-    version = cluster.api_version
-    if version is not ApiVersion.V2:
-        raise ClusterUnfit(
-            f"the cluster has API {version.label}, whose raw keys have no old versions to remove",
-            hint="A cluster of TiDB does GC itself, and must not have another GC worker.",
-        )
-    cluster.require(API_V2)
-
-
-def check_has_no_transactions(cluster: Cluster) -> None:
-    """Raise `ClusterUnfit` for a cluster of API V2 that also has transactional rows or locks."""
-    if has_transactions(cluster):
-        raise ClusterUnfit(
-            "the cluster also has transactional data, and this worker does not resolve its locks: GC could break transactions",
-            hint="Use the GC of the program that writes transactions (TiDB's, or `GC` of client-go). Its safe point applies to raw data, too.",
-        )
 
 
 class GcPd(Protocol):
@@ -130,6 +114,7 @@ class Round:
     """PD's time minus the life time."""
     before: int
     """The GC safe point before it."""
+    locks: LockReport
 
     @property
     def has_advanced(self) -> bool:
@@ -137,10 +122,18 @@ class Round:
         return self.report.safe_point > self.before
 
 
-def run_round(pd: GcPd, life_time: float, confirm: Callable[[], None]) -> Round:
+NO_LOCKS = LockReport(0, (), frozenset())
+
+
+def run_round(
+    pd: GcPd,
+    life_time: float,
+    confirm: Callable[[], None],
+    resolve: Callable[[int], LockReport] = lambda _safe_point: NO_LOCKS,
+) -> Round:
     """Advance the GC safe point as far as all services allow; `confirm` raises unless we may still change something.
 
-    Raises `ClusterError`, and what `confirm` raises.
+    `resolve` resolves the locks up to a safe point. Raises `ClusterError`, and what `confirm` and `resolve` raise.
     """
     wanted = minus_seconds(pd.tso(), life_time)
     before = pd.gc_status()
@@ -150,10 +143,13 @@ def run_round(pd: GcPd, life_time: float, confirm: Callable[[], None]) -> Round:
     else:  # a worker with a shorter life time was here: its safe point must not step back
         minimum = min([before.worker, *(each.safe_point for each in before.services)])
     target = min(wanted, minimum)
+    locks = resolve(target) if target > before.safe_point else NO_LOCKS
+    if locks.live:
+        target = min(target, locks.live[0].start_ts - 1)
     if target > before.safe_point:
         confirm()
         pd.update_gc_safe_point(target)
-    return Round(report(pd.gc_status(), pd.tso()), wanted, before.safe_point)
+    return Round(report(pd.gc_status(), pd.tso()), wanted, before.safe_point, locks)
 
 
 Show = Callable[[GcReport | None, WorkerFigures], None]
@@ -163,6 +159,19 @@ Show = Callable[[GcReport | None, WorkerFigures], None]
 def worker_name() -> str:
     """A name that no other process has."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+Resolve = Callable[[int, Callable[[float], None]], LockReport]
+"""Resolves the locks up to a safe point; the function that it gets sleeps, and raises if it must stop."""
+
+
+def no_locks(_safe_point: int, _sleep: Callable[[float], None]) -> LockReport:
+    """`Resolve` of a cluster without transactions."""
+    return NO_LOCKS
+
+
+class _Stopped(Exception):
+    """The worker was stopped in a round."""
 
 
 class GcWorker:
@@ -176,12 +185,13 @@ class GcWorker:
         show: Show,
         name: str = "",
         check: Callable[[], object] = lambda: None,
+        resolve: Resolve = no_locks,
     ) -> None:
         """`show` is called in the thread of `run`; `name` is for people, by default a `worker_name`.
 
         `check` is called before each round, and raises `ClusterError` if GC must not be done.
         """
-        self._check = check
+        self._check, self._resolve = check, resolve
         self._etcd = etcd
         self._pd = pd
         self._options = options
@@ -197,7 +207,7 @@ class GcWorker:
         try:
             while not stop.is_set():
                 try:
-                    with LeaseHolder(self._etcd, self._options.lease) as lease:
+                    with contextlib.suppress(_Stopped), LeaseHolder(self._etcd, self._options.lease) as lease:
                         self._run_as_candidate(Candidate(self._etcd, lease, self.name), stop)
                 except (EtcdLeaseExpired, EtcdUnreachable) as error:
                     log.warning("not a candidate any more, joining the election again: %s", error.message)
@@ -218,15 +228,22 @@ class GcWorker:
                 return
         log.info("%s leads, from revision %d of etcd", self.name, candidate.revision)
         while not stop.is_set():
-            next_round = time.monotonic() + self._do_round(candidate)
+            next_round = time.monotonic() + self._do_round(candidate, stop)
             while time.monotonic() < next_round and not stop.wait(poll):
                 candidate.check()
 
-    def _do_round(self, candidate: Candidate) -> float:
-        """Try one round; returns the seconds until the next one. Raises `EtcdError`."""
+    def _do_round(self, candidate: Candidate, stop: threading.Event) -> float:
+        """Try one round; returns the seconds until the next one. Raises `EtcdError`, `_Stopped`."""
+
+        def sleep(seconds: float) -> None:
+            if stop.wait(seconds):
+                raise _Stopped
+            candidate.check()
+
+        confirm = partial(candidate.confirm, self._options.margin)
         try:
             self._check()
-            done = run_round(self._pd, self._options.life_time, lambda: candidate.confirm(self._options.margin))
+            done = run_round(self._pd, self._options.life_time, confirm, lambda ts: self._resolve(ts, sleep))
         except ClusterError as error:
             if not error.retryable and not self._figures.rounds:
                 raise
@@ -257,6 +274,10 @@ def describe(done: Round) -> str:
     """A round as one line."""
     at = show_ts(done.report.safe_point)
     text = f"the GC safe point is {at}" if not done.has_advanced else f"advanced the GC safe point to {at}"
+    if done.locks.resolved:
+        text += f"; resolved {counted(done.locks.resolved, 'lock')}"
+    if done.locks.live:
+        text += f"; {done.locks.live[0]} holds it back"
     holder = done.report.holder
     if holder is not None:
         return f"{text}; {holder.service} ({holder.owner}) holds it back by {done.report.held_seconds:.0f} s"

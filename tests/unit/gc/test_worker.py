@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Self
 
@@ -14,11 +15,12 @@ from tests.support.waiting import PATIENCE, eventually
 from tests.unit.gc.fakes import FakeEtcd, FakePd
 from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import KeyValue
+from tikv_br.cluster.locks import LiveLock, LockReport
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, EtcdLeaseExpired, EtcdUnreachable
 from tikv_br.gc.election import PREFIX, Candidate
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import GcReport
-from tikv_br.gc.worker import GcWorker, WorkerOptions, run_round
+from tikv_br.gc.worker import GcWorker, WorkerOptions, describe, run_round
 
 LIFE = 600.0
 
@@ -100,6 +102,58 @@ def test_a_candidate_that_does_not_lead_changes_nothing(calls: int) -> None:
     assert (pd.worker > 0, pd.state.safe_point, pd.updates) == (calls > 0, 0, [])
 
 
+def live(start_ts: int) -> LiveLock:
+    """A lock of a transaction that is alive."""
+    return LiveLock(b"xkey", start_ts, 20_000)
+
+
+def test_locks_are_resolved_before_gc_advances(pd: FakePd) -> None:
+    """Up to where GC may go, after the safe point of gc_worker is registered; not again if GC cannot advance."""
+    pd.update_service_safe_point("b", 3600, pd.ago(3600))
+    asked = list[tuple[int, int, int]]()
+
+    def resolve(safe_point: int) -> LockReport:
+        asked.append((safe_point, pd.worker, pd.state.safe_point))
+        return LockReport(3, (), frozenset())
+
+    done = run_round(pd, LIFE, agreed, resolve)
+    held, wanted = pd.ago(3600), pd.ago(LIFE)
+    assert asked == [(held, held if pd.state.has_barriers else wanted, 0)]
+    assert (pd.state.safe_point, done.locks.resolved) == (held, 3)
+    assert "; resolved 3 locks" in describe(done)
+    run_round(pd, LIFE, agreed, resolve)
+    assert len(asked) == 1
+
+
+def test_gc_stays_below_live_transactions(pd: FakePd) -> None:
+    """Below the oldest one that still has a lock; if that is older than the GC safe point, that stays. Neither steps back."""
+    oldest = pd.ago(LIFE + 60)
+
+    def resolve(_safe_point: int) -> LockReport:
+        return LockReport(0, (live(oldest), live(oldest + 5)), frozenset())
+
+    done = run_round(pd, LIFE, agreed, resolve)
+    assert pd.state.safe_point == oldest - 1
+    assert f"the transaction that began at {oldest}" in describe(done)
+    assert describe(done).endswith(" with a TTL of 20 s holds it back")
+    pd.seconds += 60
+    assert not run_round(pd, LIFE, agreed, resolve).has_advanced
+    oldest = 5
+    assert not run_round(pd, LIFE, agreed, resolve).has_advanced
+    assert run_round(pd, LIFE, agreed).report.safe_point == pd.ago(LIFE)
+
+
+def test_locks_that_cannot_be_resolved(pd: FakePd) -> None:
+    """The GC safe point stays where it is."""
+
+    def resolve(_safe_point: int) -> LockReport:
+        raise ClusterUnreachable("a store is away")
+
+    with pytest.raises(ClusterUnreachable):
+        run_round(pd, LIFE, agreed, resolve)
+    assert pd.updates == []
+
+
 ACTION = st.tuples(st.integers(0, 3), st.integers(0, 3000), st.integers(0, 500))
 
 
@@ -178,8 +232,11 @@ class Watched:
         self.error: Exception | None = None
         self.stop = threading.Event()
         self.refusal: ClusterError | None = None
+        self.waits = False
+        """Whether locks are waited for, without end."""
+        self.is_waiting = threading.Event()
         options = WorkerOptions(LIFE, interval=0.01, lease=2)
-        self._worker = GcWorker(etcd, pd, options, self._show, check=self._check)
+        self._worker = GcWorker(etcd, pd, options, self._show, check=self._check, resolve=self._resolve)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -200,6 +257,12 @@ class Watched:
     def _check(self) -> None:
         if self.refusal is not None:
             raise self.refusal
+
+    def _resolve(self, _safe_point: int, sleep: Callable[[float], None]) -> LockReport:
+        while self.waits:
+            self.is_waiting.set()
+            sleep(0.01)
+        return LockReport(0, (), frozenset())
 
     def _show(self, found: GcReport | None, figures: WorkerFigures) -> None:
         self.figures = figures
@@ -244,6 +307,24 @@ def test_a_round_that_must_not_be_done_changes_nothing() -> None:
         assert len(pd.updates) == before
         worker.refusal = None
         eventually(lambda: len(pd.updates) > before)
+    assert worker.error is None
+
+
+def test_a_worker_that_waits_for_locks() -> None:
+    """It ends when it is stopped, and stops waiting when it has lost its lease; GC has not advanced then."""
+    pd, etcd = FakePd(), FakeEtcd()
+    worker = Watched(etcd, pd)
+    worker.waits = True
+    with worker:
+        eventually(worker.is_waiting.is_set)
+        old = set(etcd.leases)
+        for lease in old:
+            etcd.expire(lease)
+        eventually(lambda: etcd.leases and not set(etcd.leases) & old)
+        worker.is_waiting.clear()
+        eventually(worker.is_waiting.is_set)
+    assert pd.updates == []
+    assert not etcd.items
     assert worker.error is None
 
 
