@@ -64,7 +64,9 @@ class ObjectCheckpoints(CheckpointStore):
         """See `CheckpointStore.claim`."""
         for _attempt in range(CLAIM_TRIES):
             epoch = max(self._epochs("epoch") | self._epochs("checkpoint"), default=0) + 1
-            if self._create(self._epoch_name(epoch)) and max(self._epochs("epoch")) == epoch:
+            # Random content shows whether a lost answer to our request was a success.
+            is_ours = create_once(self._store, self._epoch_name(epoch), secrets.token_bytes(16))
+            if is_ours and max(self._epochs("epoch")) == epoch:
                 self._epoch, self._cleaned_up = epoch, False
                 return epoch
         raise SyncFenced(
@@ -93,10 +95,6 @@ class ObjectCheckpoints(CheckpointStore):
             self._store.sweep(self._folder, older_than=ABANDONED_SECONDS)
             self._cleaned_up = True
 
-    def _create(self, name: str) -> bool:
-        """Create an object unless it exists. Its random content shows whether a lost answer to our request was a success."""
-        return create_once(self._store, name, secrets.token_bytes(16))
-
     def _remove_older(self) -> None:
         for kind, name_of in (("checkpoint", self._checkpoint_name), ("epoch", self._epoch_name)):
             for epoch in self._epochs(kind):
@@ -124,9 +122,9 @@ class EtcdCheckpoints(CheckpointStore):
         self._id = check_id(changefeed_id)
         self._etcd = etcd
         keys = Keys(cluster_id)
-        self._changefeed = keys.changefeed(changefeed_id)
-        self._owner = f"{keys.sync(changefeed_id)}owner"
-        self._checkpoint = f"{keys.sync(changefeed_id)}checkpoint"
+        self._changefeed = keys.of("changefeed", changefeed_id)
+        self._owner = keys.of("sync", f"{changefeed_id}/owner")
+        self._checkpoint = keys.of("sync", f"{changefeed_id}/checkpoint")
         self._epoch = 0
 
     def claim(self) -> int:

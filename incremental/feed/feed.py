@@ -21,7 +21,6 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import (
-    ClusterError,
     ClusterTlsError,
     ClusterUnfit,
     RequestRefused,
@@ -176,7 +175,13 @@ class Feed:
                 if self._closed:
                     return None
                 for item in _merge_messages(items):
-                    self._handle(item)
+                    match item:
+                        case StreamMessages():
+                            self._handle_messages(item)
+                        case StreamEnd():
+                            self._handle_stream_end(item.stream, item.error)
+                        case LocatedRegions():
+                            self._handle_located(item)
                 self._polled_at = time.monotonic()
             self._advance_range()
             with self._lock:
@@ -224,15 +229,6 @@ class Feed:
             )
 
     # Handling of items from the inbox
-
-    def _handle(self, item: StreamMessages | StreamEnd | LocatedRegions) -> None:
-        match item:
-            case StreamMessages():
-                self._handle_messages(item)
-            case StreamEnd():
-                self._handle_stream_end(item.stream, item.error)
-            case LocatedRegions():
-                self._handle_located(item)
 
     def _handle_messages(self, messages: StreamMessages) -> None:
         stream = messages.stream
@@ -437,7 +433,9 @@ class Feed:
         for region, store in located.regions:
             if not self._subscribe(region, store):
                 self._cluster.regions.invalidate(region.id)
-        advice = _gap_advice(located.error)
+        advice = ResubscribeAdvice("stale regions", "PD's region information is out of date", retry.REGION_MISS)
+        if located.error is not None:
+            advice = ResubscribeAdvice("no region", located.error.message, retry.PD_UNAVAILABLE)
         for gap in self._frontier.gaps:
             if gap.retry_at == math.inf:
                 self._schedule_retry(gap, advice)
@@ -523,10 +521,3 @@ def _merge_messages(
             by_stream[item.stream] = item
         merged.append(item)
     return merged
-
-
-def _gap_advice(error: ClusterError | None) -> ResubscribeAdvice:
-    """Return the cause of an unclosed gap, and when to retry."""
-    if error is None:
-        return ResubscribeAdvice("stale regions", "PD's region information is out of date", retry.REGION_MISS)
-    return ResubscribeAdvice("no region", error.message, retry.PD_UNAVAILABLE)

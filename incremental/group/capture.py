@@ -130,8 +130,8 @@ class Capture:
             version=tikv_br.__version__,
             write_timeout_ms=round(1000 * self._options.write_timeout),
         )
-        key, keys = self._store.keys.capture(name), self._store.keys
-        registered = [Put(key, dump(info), lease.lease), Put(keys.owner(name), name.encode(), lease.lease)]
+        key, keys = self._store.keys.of("capture", name), self._store.keys
+        registered = [Put(key, dump(info), lease.lease), Put(keys.of("owner", name), name.encode(), lease.lease)]
         done = self._store.etcd.transact([absent(key)], registered)
         if not done.succeeded:
             raise EtcdLeaseExpired(f"a capture {name} already exists")
@@ -201,9 +201,12 @@ class Tasks:
         if self._membership.id not in state.captures:
             return True
         ours = [task for task in state.tasks.values() if task.capture == self._membership.id][:MOST_TASKS]
-        freed = [Put(self._keys.task(task.id), dump(_freed(task))) for task in ours]
-        gone = [Delete(self._keys.capture(self._membership.id)), Delete(self._keys.owner(self._membership.id))]
-        unchanged = [state.unchanged(self._keys.task(task.id)) for task in ours]
+        freed = [Put(self._keys.of("task", task.id), dump(_freed(task))) for task in ours]
+        gone = [
+            Delete(self._keys.of("capture", self._membership.id)),
+            Delete(self._keys.of("owner", self._membership.id)),
+        ]
+        unchanged = [state.unchanged(self._keys.of("task", task.id)) for task in ours]
         conditions = [self._membership.present, *unchanged]
         return self._store.etcd.transact(conditions, [*freed, *gone], repeatable=True).succeeded
 
@@ -242,7 +245,7 @@ class Tasks:
         self._begin(state, task, None if changed else worker)
 
     def _free(self, state: GroupState, task: ChangefeedTask) -> None:
-        key = self._keys.task(task.id)
+        key = self._keys.of("task", task.id)
         conditions = [self._membership.present, state.unchanged(key)]
         if self._store.etcd.transact(conditions, [Put(key, dump(_freed(task)))], repeatable=True).succeeded:
             log.info("task %s: freed", task.id)

@@ -105,12 +105,12 @@ class Changefeeds:
         `SafePointError` when GC has passed its start.
         """
         keys, etcd = self._store.keys, self._store.etcd
-        key, names = keys.changefeed(info.id), [each for each in (info.id, former_id) if each]
+        key, names = keys.of("changefeed", info.id), [each for each in (info.id, former_id) if each]
         paused = Put(key, dump(replace(info, state=ChangefeedState.PAUSED)))
-        unused = [absent(keys.changefeed(each)) for each in names]
-        made = etcd.transact([*unused, none_with(keys.sync(info.id))], [paused])
+        unused = [absent(keys.of("changefeed", each)) for each in names]
+        made = etcd.transact([*unused, none_with(keys.of("sync", f"{info.id}/"))], [paused])
         if not made.succeeded:
-            found = [f"changefeed {each}" for each in names if etcd.get(keys.changefeed(each)) is not None]
+            found = [f"changefeed {each}" for each in names if etcd.get(keys.of("changefeed", each)) is not None]
             raise ChangefeedExists(f"a {[*found, f'sync {info.id}'][0]} already exists", hint="Pass another --id.")
         ours = [modified_at(key, made.revision)]
         try:
@@ -221,7 +221,7 @@ class Changefeeds:
                 return changed
 
     def _replace(self, state: GroupState, info: ChangefeedInfo) -> bool:
-        key = self._store.keys.changefeed(info.id)
+        key = self._store.keys.of("changefeed", info.id)
         return self._store.etcd.transact([state.unchanged(key)], [Put(key, dump(info))]).succeeded
 
     def _find(self, changefeed_id: str) -> tuple[GroupState, ChangefeedInfo]:

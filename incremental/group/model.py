@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from tikv_br import records
 from tikv_br.cluster.etcd_values import Compare, KeyValue, absent, created_at, unchanged
@@ -203,6 +203,7 @@ class ChangefeedStatus:
     """Id of the owner that wrote it."""
 
 
+KeyKind = Literal["capture", "owner", "changefeed", "task", "progress", "status", "sync"]
 _Named = TypeVar("_Named", CaptureInfo, ChangefeedInfo, ChangefeedStatus, Progress, ChangefeedTask)
 
 
@@ -217,46 +218,11 @@ class Keys:
         """Prefix of all keys."""
         return f"{ROOT}/{self.cluster_id}/"
 
-    @property
-    def owners(self) -> str:
-        """Prefix of all candidates."""
-        return f"{self.root}owner/"
-
-    def capture(self, capture_id: str) -> str:
-        """Return the key of a `CaptureInfo`."""
-        return f"{self.root}capture/{capture_id}"
-
-    def owner(self, capture_id: str) -> str:
-        """Return the key of a candidate for owner."""
-        return f"{self.owners}{capture_id}"
-
-    def sync(self, name: str) -> str:
-        """Prefix of the keys of a plain sync."""
-        return f"{self.root}sync/{name}/"
-
-    def changefeed(self, changefeed_id: str) -> str:
-        """Return the key of a `ChangefeedInfo`."""
-        return f"{self.root}changefeed/{changefeed_id}"
-
-    def status(self, changefeed_id: str) -> str:
-        """Return the key of a `ChangefeedStatus`."""
-        return f"{self.root}status/{changefeed_id}"
-
-    def tasks(self, changefeed_id: str) -> str:
-        """Prefix of a changefeed's tasks."""
-        return f"{self.root}task/{changefeed_id}/"
-
-    def task(self, task_id: TaskId) -> str:
-        """Return the key of a `ChangefeedTask`."""
-        return f"{self.tasks(task_id.changefeed)}{task_id.number:04}"
-
-    def progresses(self, changefeed_id: str) -> str:
-        """Prefix of a changefeed's progress."""
-        return f"{self.root}progress/{changefeed_id}/"
-
-    def progress(self, task_id: TaskId) -> str:
-        """Return the key of a `Progress`."""
-        return f"{self.progresses(task_id.changefeed)}{task_id.number:04}"
+    def of(self, kind: KeyKind, name: str | TaskId) -> str:
+        """The key of a value, or with a name that ends with ``/`` a prefix of keys."""
+        if isinstance(name, TaskId):
+            name = f"{name.changefeed}/{name.number:04}"
+        return f"{self.root}{kind}/{name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ class CaptureOwner:
                     stopping=False,
                     write_timeout_ms=info.write_timeout_ms,
                 )
-                self._put_task(state, given, state.still_there(self._keys.capture(info.id)))
+                self._put_task(state, given, state.still_there(self._keys.of("capture", info.id)))
             case Stop():
                 self._put_task(state, replace(action.task, stopping=True))
             case Free():
@@ -147,16 +147,18 @@ class CaptureOwner:
         except TikvBrError as error:
             if error.retryable:
                 raise
-            self._store.fail(state, changefeed.id, error, state.still_there(self._keys.owner(self._id)))
+            self._store.fail(state, changefeed.id, error, state.still_there(self._keys.of("owner", self._id)))
             return
         tasks = [ChangefeedTask(changefeed.id, number, part.start, part.end) for number, part in enumerate(parts)]
-        unchanged = state.unchanged(self._keys.changefeed(changefeed.id))
-        absent = [state.unchanged(self._keys.task(tasks[0].id))]
-        if self._write(state, [unchanged, *absent], [Put(self._keys.task(task.id), dump(task)) for task in tasks]):
+        unchanged = state.unchanged(self._keys.of("changefeed", changefeed.id))
+        absent = [state.unchanged(self._keys.of("task", tasks[0].id))]
+        if self._write(
+            state, [unchanged, *absent], [Put(self._keys.of("task", task.id), dump(task)) for task in tasks]
+        ):
             log.info("changefeed %s: split into %d sub-spans", changefeed.id, len(tasks))
 
     def _put_task(self, state: GroupState, task: ChangefeedTask, *conditions: Compare) -> None:
-        key = self._keys.task(task.id)
+        key = self._keys.of("task", task.id)
         if self._write(state, [state.unchanged(key), *conditions], [Put(key, dump(task))]):
             action = "stop requested from" if task.stopping else "assigned to"
             log.info(
@@ -166,7 +168,7 @@ class CaptureOwner:
     def _discard(self, state: GroupState, changefeed_id: str) -> None:
         self._protected.pop(changefeed_id, None)  # a new changefeed with this id needs a new safe point
         safepoint.release(self._pd, service_id(changefeed_id))
-        if self._store.discard(state, changefeed_id, state.still_there(self._keys.owner(self._id))):
+        if self._store.discard(state, changefeed_id, state.still_there(self._keys.of("owner", self._id))):
             log.info("changefeed %s: removed", changefeed_id)
 
     def _publish(self, state: GroupState, changefeed: ChangefeedInfo) -> None:
@@ -180,8 +182,8 @@ class CaptureOwner:
         new = ChangefeedStatus(changefeed.id, reached, known, time.time_ns() // 1_000_000, self._id)
         if published is not None and replace(new, saved_ms=published.saved_ms) == published:
             return
-        key = self._keys.status(changefeed.id)
-        there = state.still_there(self._keys.changefeed(changefeed.id))
+        key = self._keys.of("status", changefeed.id)
+        there = state.still_there(self._keys.of("changefeed", changefeed.id))
         self._write(state, [there, state.unchanged(key)], [Put(key, dump(new))])
 
     def _protect(self, state: GroupState, changefeed: ChangefeedInfo) -> None:
@@ -194,12 +196,12 @@ class CaptureOwner:
         try:
             safepoint.protect(self._pd, service_id(changefeed.id), checkpoint_ts - 1, ttl)
         except SafePointError as error:
-            self._store.fail(state, changefeed.id, error, state.still_there(self._keys.owner(self._id)))
+            self._store.fail(state, changefeed.id, error, state.still_there(self._keys.of("owner", self._id)))
         self._protected[changefeed.id] = now + min(RENEW_SECONDS, ttl / safepoint.RENEWALS_PER_TTL)
 
     def _write(self, state: GroupState, conditions: Iterable[Compare], operations: Iterable[Operation]) -> bool:
         """Write if we are still the owner and all conditions hold; else the next step decides again."""
-        ours = state.still_there(self._keys.owner(self._id))
+        ours = state.still_there(self._keys.of("owner", self._id))
         return self._store.etcd.transact([ours, *conditions], operations, repeatable=True).succeeded
 
 

@@ -102,7 +102,8 @@ def _for_changefeed(changefeed: ChangefeedInfo, tasks: Sequence[ChangefeedTask],
 
 def _balance(state: GroupState, gone: Collection[str]) -> list[Action]:
     """Assign free tasks to the captures with the fewest, and stop surplus tasks of those with too many."""
-    wanted = [task for task in state.tasks.values() if _is_wanted(state, task)]
+    running = {each.id for each in state.changefeeds.values() if each.state is ChangefeedState.NORMAL}
+    wanted = [task for task in state.tasks.values() if task.changefeed in running]
     held: dict[str, list[ChangefeedTask]] = {capture: [] for capture in sorted(state.captures)}
     for task in wanted:
         if task.capture in held and not task.stopping:
@@ -110,7 +111,11 @@ def _balance(state: GroupState, gone: Collection[str]) -> list[Action]:
     assigned: list[Action] = []
     for task in sorted(wanted, key=lambda each: each.id):
         if not task.capture or task.capture in gone:
-            capture = min(held, key=lambda name: (len(held[name]), _count_tasks(held[name], task.changefeed)))
+            counts = {
+                name: (len(tasks), sum(each.changefeed == task.changefeed for each in tasks))
+                for name, tasks in held.items()
+            }
+            capture = min(counts, key=counts.__getitem__)
             held[capture].append(task)
             assigned.append(Assign(task, capture))
     return assigned + [Stop(task) for task in _surplus(held, len(wanted))]
@@ -126,12 +131,3 @@ def _surplus(held: Mapping[str, list[ChangefeedTask]], total: int) -> Iterable[C
             leaving = max(tasks, key=lambda task: (counts[task.changefeed], task.id))
             tasks.remove(leaving)
             yield leaving
-
-
-def _is_wanted(state: GroupState, task: ChangefeedTask) -> bool:
-    changefeed = state.changefeeds.get(task.changefeed)
-    return changefeed is not None and changefeed.state is ChangefeedState.NORMAL
-
-
-def _count_tasks(tasks: Iterable[ChangefeedTask], changefeed_id: str) -> int:
-    return sum(task.changefeed == changefeed_id for task in tasks)

@@ -47,7 +47,7 @@ class GroupStore:
 
         `right` is a condition that proves the caller's right to do so. Raises `EtcdError`.
         """
-        key = self.keys.changefeed(changefeed_id)
+        key = self.keys.of("changefeed", changefeed_id)
         failed = replace(state.changefeeds[changefeed_id], state=ChangefeedState.FAILED, error=redact(error.message))
         if self.etcd.transact([right, state.unchanged(key)], [Put(key, dump(failed))], repeatable=True).succeeded:
             log.error("changefeed %s has failed: %s", changefeed_id, error.message)
@@ -58,12 +58,12 @@ class GroupStore:
         Release its safe point first: if this process dies in between, the removal is repeated.
         """
         keys = self.keys
-        seen = [keys.changefeed(changefeed_id), *self._tasks(state, changefeed_id)]
+        seen = [keys.of("changefeed", changefeed_id), *self._tasks(state, changefeed_id)]
         removed = [
-            Delete(keys.changefeed(changefeed_id)),
-            Delete(keys.status(changefeed_id)),
-            Delete(keys.tasks(changefeed_id), prefix=True),
-            Delete(keys.progresses(changefeed_id), prefix=True),
+            Delete(keys.of("changefeed", changefeed_id)),
+            Delete(keys.of("status", changefeed_id)),
+            Delete(keys.of("task", f"{changefeed_id}/"), prefix=True),
+            Delete(keys.of("progress", f"{changefeed_id}/"), prefix=True),
         ]
         return self.etcd.transact([*guards, *map(state.unchanged, seen)], removed, repeatable=True).succeeded
 
@@ -88,4 +88,4 @@ class GroupStore:
 
     def _tasks(self, state: GroupState, changefeed_id: str) -> list[str]:
         """The keys of its tasks, also of unreadable ones."""
-        return [key for key in state.items if key.startswith(self.keys.tasks(changefeed_id))]
+        return [key for key in state.items if key.startswith(self.keys.of("task", f"{changefeed_id}/"))]

@@ -56,7 +56,7 @@ class TaskCheckpoints(CheckpointStore):
     ) -> None:
         """`present`: the capture's key still exists; `assigned`: the task is unchanged since it was assigned to us."""
         self._etcd = store.etcd
-        self._key = store.keys.progress(task.id)
+        self._key = store.keys.of("progress", task.id)
         self._start = Progress(task.changefeed, task.number, start_ts, start_ts, task.epoch, task.capture, 0)
         self._present, self._assigned = present, assigned
         self._expected = absent(self._key)
@@ -109,12 +109,10 @@ class TaskCheckpoints(CheckpointStore):
 
     def _adopt(self, item: KeyValue | None) -> None:
         """Continue from the stored value if it is ours (the answer to an earlier write was lost). Raises `SyncFenced` if not."""
-        if item is None or unchanged(item) == self._expected or not self._is_ours(load_progress(item)):
+        found = None if item is None or unchanged(item) == self._expected else load_progress(item)
+        if item is None or found is None or (found.capture, found.epoch) != (self._start.capture, self._start.epoch):
             raise SyncFenced(f"task {self._start.id} is no longer assigned to capture {self._start.capture}")
         self._expected = unchanged(item)
-
-    def _is_ours(self, progress: Progress) -> bool:
-        return (progress.capture, progress.epoch) == (self._start.capture, self._start.epoch)
 
     def _parsed(self, item: KeyValue | None) -> Progress:
         return self._start if item is None else load_progress(item)
@@ -175,7 +173,7 @@ class Worker:
             task,
             self.changefeed.start_ts,
             present=membership.present,
-            assigned=state.unchanged(membership.store.keys.task(task.id)),
+            assigned=state.unchanged(membership.store.keys.of("task", task.id)),
         )
         if before is not None:
             self.checkpoints.moved_at = before.checkpoints.moved_at
@@ -304,7 +302,7 @@ class Worker:
             return 0
         store = self._membership.store
         try:
-            item = store.etcd.get(store.keys.status(self.changefeed.id))
+            item = store.etcd.get(store.keys.of("status", self.changefeed.id))
             return 0 if item is None else load(ChangefeedStatus, item).checkpoint_ts
         except (EtcdUnreachable, SyncStateDamaged):
             return 0

@@ -78,14 +78,14 @@ def kafka() -> ModuleType:
     return confluent_kafka
 
 
-def client_config(url: KafkaUrl, default_id: str = "tikv-br") -> Config:
+def client_config(url: KafkaUrl) -> Config:
     """The part of librdkafka's configuration that every client of this address needs.
 
     Raises `UsageError` for files that cannot be read.
     """
     config: Config = {
         "bootstrap.servers": ",".join(url.brokers),
-        "client.id": url.kafka_client_id or default_id,
+        "client.id": url.kafka_client_id or "tikv-br",
         "broker.address.ttl": 5000,
         "reconnect.backoff.max.ms": 2000,
         "socket.keepalive.enable": True,

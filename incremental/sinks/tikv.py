@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,6 @@ class TikvSink(Sink):
         drop_ttls: bool = False,
         concurrency: int = CONCURRENCY,
         batch_rows: int = BATCH_ITEMS,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """With `drop_ttls`, a cluster without TTLs stores rows with a TTL permanently; without it, they are an error.
 
@@ -50,7 +49,6 @@ class TikvSink(Sink):
         """None = the cluster has no keyspaces."""
         self.place = f"keyspace {raw.codec.keyspace_id} of cluster {raw.cluster_id}"
         self._drop_ttls = drop_ttls
-        self._clock = clock
         self._writer = raw.column_writer(batch_rows)
         self._concurrency = concurrency
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="sink")
@@ -63,7 +61,7 @@ class TikvSink(Sink):
         """See `Sink.write`. Raises `ConversionUnsupported` for a row with a TTL if the cluster has no TTLs."""
         rows = order.by_key(batch)
         expire_ts = columns.numbers(rows["expire_ts"])
-        gone = columns.flags(rows["deleted"]) | ((expire_ts > 0) & (expire_ts <= int(self._clock())))
+        gone = columns.flags(rows["deleted"]) | ((expire_ts > 0) & (expire_ts <= int(time.time())))
         puts, deletes = rows, rows.slice(rows.num_rows)
         if gone.any():
             puts, deletes = rows.filter(pa.array(~gone)), rows.filter(pa.array(gone))

@@ -119,7 +119,10 @@ class LogArchive:
         with ThreadPoolExecutor(READERS, thread_name_prefix="log") as pool:
             reads = pool.map(lambda name: _segment(store, log_id, name, sizes, known.get(name)), names)
             found = dict(zip(names, reads, strict=True))
-        whole = sorted((each for each in found.values() if isinstance(each, Segment)), key=_order)
+        whole = sorted(
+            (each for each in found.values() if isinstance(each, Segment)),
+            key=lambda each: (each.from_ts, each.to_ts, each.name),
+        )
         replaced = {name for segment in whole for name in segment.replaces}
         lost = (
             each
@@ -288,10 +291,6 @@ def read_log_rows(
         yield from read_rows(store, file, codec, span)
     except BackupDamaged as error:
         raise LogDamaged(f"the log at {store.location.redacted()} is damaged: {error.message}") from None
-
-
-def _order(segment: Segment) -> tuple[int, int, str]:
-    return segment.from_ts, segment.to_ts, segment.name
 
 
 def _checkpoint_ts(store: ObjectStore, description: LogDescription, damage: list[DamagedObject]) -> int:

@@ -66,10 +66,8 @@ class LogStatus:
     """Level at which the files were checked: see `log status --level`."""
 
 
-def status_of(
-    archive: LogArchive, now: float | None = None, level: Literal["meta", "files", "data"] = "meta"
-) -> LogStatus:
-    """The status of a log; `now` is in seconds since the epoch. Raises `StorageError`, `LogDamaged` for its control record.
+def status_of(archive: LogArchive, level: Literal["meta", "files", "data"] = "meta") -> LogStatus:
+    """The status of a log. Raises `StorageError`, `LogDamaged` for its control record.
 
     ``level``: ``meta`` reads only records and sizes, ``files`` also compares the hash of each file, ``data`` also reads each row.
     """
@@ -94,7 +92,7 @@ def status_of(
         checkpoint_ts=archive.checkpoint_ts,
         end_ts=end_ts,
         restorable_ts=archive.inexact_around(archive.description.ranges, end_ts)[0],
-        rpo_seconds=round((time.time() if now is None else now) - physical_ms(end_ts) / 1000, 3),
+        rpo_seconds=round(time.time() - physical_ms(end_ts) / 1000, 3),
         segments=len(archive.segments),
         files=len(files),
         rows=sum(file.total_kvs for file in files),

@@ -74,10 +74,10 @@ def store(etcd: Etcd) -> Iterator[GroupStore]:
 def run_a_task(store: GroupStore, capture: str, checkpoint_ts: int, write_timeout_ms: int = 2000) -> ChangefeedTask:
     """As an owner and a capture leave it: one task, held and on its way."""
     task = ChangefeedTask("feed", 0, b"", b"", capture, 1, write_timeout_ms=write_timeout_ms)
-    store.etcd.put(store.keys.capture(capture), dump(CaptureInfo(capture, "", 1, "1")))
-    store.etcd.put(store.keys.task(task.id), dump(task))
+    store.etcd.put(store.keys.of("capture", capture), dump(CaptureInfo(capture, "", 1, "1")))
+    store.etcd.put(store.keys.of("task", task.id), dump(task))
     store.etcd.put(
-        store.keys.progress(task.id),
+        store.keys.of("progress", task.id),
         dump(Progress(task.changefeed, task.number, checkpoint_ts, checkpoint_ts, 1, capture, 1)),
     )
     return task
@@ -109,8 +109,8 @@ def test_the_life_of_a_changefeed(store: GroupStore, pd: SafePoints) -> None:
     assert changefeeds.resume("feed") == dataclasses.replace(FEED, concurrency=9)
     changefeeds.remove("feed")
     assert store.snapshot().changefeeds == {}
-    assert store.etcd.get(store.keys.task(task.id)) is None
-    assert store.etcd.get(store.keys.progress(task.id)) is None
+    assert store.etcd.get(store.keys.of("task", task.id)) is None
+    assert store.etcd.get(store.keys.of("progress", task.id)) is None
     assert pd.held == {}
     for gone in (changefeeds.pause, changefeeds.resume, changefeeds.remove):
         with pytest.raises(ChangefeedNotFound):
@@ -136,13 +136,13 @@ def test_starts_that_gc_has_passed_are_refused(store: GroupStore, pd: SafePoints
 def test_a_failed_one_is_resumed_without_its_error(store: GroupStore, pd: SafePoints) -> None:
     """Resume is another try."""
     failed = dataclasses.replace(FEED, state=ChangefeedState.FAILED, error="the sink is full")
-    store.etcd.put(store.keys.changefeed("feed"), dump(failed))
+    store.etcd.put(store.keys.of("changefeed", "feed"), dump(failed))
     assert Changefeeds(store, pd).resume("feed") == FEED
 
 
 def test_a_name_is_of_one(store: GroupStore, pd: SafePoints) -> None:
     """The name of a plain sync is taken: both would move the same safe point."""
-    store.etcd.put(f"{store.keys.sync('feed')}owner", b"")
+    store.etcd.put(store.keys.of("sync", "feed/owner"), b"")
     with pytest.raises(ChangefeedExists, match="sync feed"):
         Changefeeds(store, pd).create(FEED)
     assert pd.held == {}
@@ -163,7 +163,7 @@ def test_removal_waits_for_those_who_work(store: GroupStore, pd: SafePoints) -> 
         changefeeds.resume("feed")
     removal = threading.Thread(target=changefeeds.remove, args=("feed",))
     removal.start()
-    store.etcd.put(store.keys.task(task.id), dump(dataclasses.replace(task, capture="")))
+    store.etcd.put(store.keys.of("task", task.id), dump(dataclasses.replace(task, capture="")))
     removal.join(60)
     assert not removal.is_alive()
     assert (store.snapshot().changefeeds, pd.held) == ({}, {})
@@ -186,9 +186,9 @@ def test_a_damaged_one_is_named_and_can_be_removed(store: GroupStore, pd: SafePo
     for name in ("feed", "other"):
         changefeeds.create(dataclasses.replace(FEED, id=name))
     task = run_a_task(store, "a", 2000)
-    store.etcd.put(store.keys.task(task.id), b"?")
+    store.etcd.put(store.keys.of("task", task.id), b"?")
     for command in (changefeeds.pause, changefeeds.resume):
-        with pytest.raises(SyncStateDamaged, match=store.keys.task(task.id)):
+        with pytest.raises(SyncStateDamaged, match=store.keys.of("task", task.id)):
             command("feed")
     assert changefeeds.pause("other").state is ChangefeedState.PAUSED
     with pytest.raises(ChangefeedBusy, match="may still arrive for 91 s"):
@@ -198,7 +198,7 @@ def test_a_damaged_one_is_named_and_can_be_removed(store: GroupStore, pd: SafePo
         "somebody may hold the task whom etcd does not reach, and send something until his lease ends"
     )
     assert list(store.snapshot().changefeeds) == ["other"]
-    assert store.etcd.get(store.keys.task(task.id)) is None
+    assert store.etcd.get(store.keys.of("task", task.id)) is None
     assert list(pd.held) == ["tikv-br-sync-other"]
 
 
@@ -214,7 +214,7 @@ def test_a_damaged_one_waits_for_who_holds_its_tasks(
     changefeeds.create(FEED)
     timeout = CaptureOptions(tmp_path, lease=lease).write_timeout
     task = run_a_task(store, holder, 2000, write_timeout_ms=round(1000 * timeout))
-    store.etcd.put(store.keys.progress(task.id), b"?")
+    store.etcd.put(store.keys.of("progress", task.id), b"?")
     changefeeds.remove("feed")
     assert slept == [wait]
     assert (store.snapshot().damaged, store.snapshot().changefeeds, pd.held) == ({}, {}, {})
@@ -224,10 +224,10 @@ def test_one_that_is_put_right_is_not_removed_as_a_damaged_one(store: GroupStore
     """If its task was repaired while the removal waited, the changefeed stays."""
     Changefeeds(store, pd).create(FEED)
     task = run_a_task(store, "one", 2000)
-    store.etcd.put(store.keys.task(task.id), b"?")
+    store.etcd.put(store.keys.of("task", task.id), b"?")
 
     def put_right(_seconds: float) -> None:
-        store.etcd.put(store.keys.task(task.id), dump(task))
+        store.etcd.put(store.keys.of("task", task.id), dump(task))
 
     changefeeds = Changefeeds(store, pd, put_right)
     with pytest.raises(ChangefeedBusy, match="was changed"):
@@ -242,9 +242,9 @@ def test_one_that_is_damaged_while_it_is_removed_is_not_said_to_be_gone(store: G
     task = run_a_task(store, "one", 2000)
 
     def damage(_seconds: float) -> None:
-        store.etcd.put(store.keys.task(task.id), b"?")
+        store.etcd.put(store.keys.of("task", task.id), b"?")
 
-    with pytest.raises(SyncStateDamaged, match=store.keys.task(task.id)):
+    with pytest.raises(SyncStateDamaged, match=store.keys.of("task", task.id)):
         Changefeeds(store, pd, damage).remove("feed", 5.0)
     assert list(store.snapshot().damaged) == ["feed"]
     assert pd.held

@@ -46,7 +46,7 @@ def test_a_restart_finds_what_was_saved_last(etcd: Etcd) -> None:
 
 def test_a_checkpoint_in_another_s_place_is_none(etcd: Etcd) -> None:
     """Two syncs whose checkpoints were swapped resume from neither."""
-    keys = [f"{Keys(CLUSTER).sync(name)}checkpoint" for name in ("left", "right")]
+    keys = [Keys(CLUSTER).of("sync", f"{name}/checkpoint") for name in ("left", "right")]
     for name, ts in (("left", 10), ("right", 90)):
         owner(etcd, name).save(at(name, ts))
     left, right = (etcd.get(key) for key in keys)
@@ -82,11 +82,11 @@ def test_foreign_and_invalid_names_are_refused(etcd: Etcd) -> None:
     with pytest.raises(UsageError, match="is not a valid id"):
         EtcdCheckpoints(etcd, CLUSTER, "a/b")
     keys = Keys(CLUSTER)
-    etcd.put(keys.changefeed("taken"), b"")
+    etcd.put(keys.of("changefeed", "taken"), b"")
     with pytest.raises(UsageError, match="id taken is in use"):
         owner(etcd, "taken")
     owner(etcd, "damaged").save(at("damaged", 10))
-    [item] = [item for item in etcd.range(keys.sync("damaged")).items if item.key.endswith("checkpoint")]
+    [item] = [item for item in etcd.range(keys.of("sync", "damaged/")).items if item.key.endswith("checkpoint")]
     etcd.put(item.key, item.value.replace(b'"checkpoint_ts": 10', b'"checkpoint_ts": 11'))
     with pytest.raises(SyncStateDamaged, match="damaged"):
         owner(etcd, "damaged").load()

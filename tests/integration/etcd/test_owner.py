@@ -61,9 +61,9 @@ def store(etcd: Etcd) -> Iterator[GroupStore]:
     """A group with a changefeed, in which captures a and b are, of which a is the owner."""
     store = GroupStore(etcd, next(CLUSTERS))
     for name in ("a", "b"):
-        etcd.put(store.keys.owner(name), b"")
-        etcd.put(store.keys.capture(name), dump(CaptureInfo(name, "", 1, "1", write_timeout_ms=7000)))
-    etcd.put(store.keys.changefeed("feed"), dump(FEED))
+        etcd.put(store.keys.of("owner", name), b"")
+        etcd.put(store.keys.of("capture", name), dump(CaptureInfo(name, "", 1, "1", write_timeout_ms=7000)))
+    etcd.put(store.keys.of("changefeed", "feed"), dump(FEED))
     yield store
     etcd.delete(store.keys.root, prefix=True)
 
@@ -85,7 +85,8 @@ def test_a_changefeed_gets_under_way(store: GroupStore, pd: Pd) -> None:
     assert (pd.held, state.statuses["feed"].checkpoint_ts) == ({"tikv-br-sync-feed": 999}, 1000)
     for task, ts in ((first, 3000), (second, 2000)):
         store.etcd.put(
-            store.keys.progress(task.id), dump(Progress(task.changefeed, task.number, ts, ts + 10, 1, task.capture, 1))
+            store.keys.of("progress", task.id),
+            dump(Progress(task.changefeed, task.number, ts, ts + 10, 1, task.capture, 1)),
         )
     owner.step()
     reported = store.snapshot().statuses["feed"]
@@ -100,7 +101,7 @@ def test_only_the_owner_acts(store: GroupStore, pd: Pd) -> None:
     second.step()
     assert store.snapshot().tasks == {}
     first, seen = CaptureOwner("a", store, pd), store.snapshot()
-    store.etcd.delete(store.keys.owner("a"))
+    store.etcd.delete(store.keys.of("owner", "a"))
     first._split(seen, FEED)
     assert store.snapshot().tasks == {}
     second.step()
@@ -113,7 +114,7 @@ def test_a_dead_captures_tasks_wait_for_what_it_has_sent(store: GroupStore, pd: 
     owner = CaptureOwner("a", store, pd, lambda: now[0])
     for _ in range(2):
         owner.step()
-    store.etcd.delete(store.keys.capture("b"))
+    store.etcd.delete(store.keys.of("capture", "b"))
     for now[0] in (200.0, 206.9):
         owner.step()
         assert {task.capture for task in store.snapshot().tasks.values()} == {"a", "b"}
@@ -141,11 +142,11 @@ def test_a_removed_changefeed_leaves_nothing(store: GroupStore, pd: Pd) -> None:
     owner = CaptureOwner("a", store, pd)
     for _ in range(2):
         owner.step()
-    store.etcd.put(store.keys.changefeed("feed"), dump(replace(FEED, state=ChangefeedState.REMOVING)))
+    store.etcd.put(store.keys.of("changefeed", "feed"), dump(replace(FEED, state=ChangefeedState.REMOVING)))
     owner.step()
     for task in store.snapshot().tasks.values():
         assert task.stopping
-        store.etcd.put(store.keys.task(task.id), dump(replace(task, capture="", stopping=False)))
+        store.etcd.put(store.keys.of("task", task.id), dump(replace(task, capture="", stopping=False)))
     owner.step()
     left = store.snapshot()
     assert (dict(left.changefeeds), dict(left.tasks), dict(left.statuses), pd.held) == ({}, {}, {}, {})

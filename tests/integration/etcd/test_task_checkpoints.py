@@ -24,9 +24,9 @@ class Holder:
     def __init__(self, store: GroupStore, name: str, epoch: int) -> None:
         self.store = store
         self.task = ChangefeedTask("feed", 0, b"a", b"b", name, epoch)
-        self._key = store.keys.capture(name)
+        self._key = store.keys.of("capture", name)
         self.info = dump(CaptureInfo(name, "", 1, "1"))
-        put = [Put(store.keys.task(self.task.id), dump(self.task)), Put(self._key, self.info)]
+        put = [Put(store.keys.of("task", self.task.id), dump(self.task)), Put(self._key, self.info)]
         assert store.etcd.transact([], put).succeeded
         seen = {item.key: item for item in store.etcd.range(store.keys.root).items}
         self.checkpoints = TaskCheckpoints(
@@ -34,7 +34,7 @@ class Holder:
             self.task,
             START_TS,
             present=created_at(self._key, seen[self._key].create_revision),
-            assigned=unchanged(seen[store.keys.task(self.task.id)]),
+            assigned=unchanged(seen[store.keys.of("task", self.task.id)]),
         )
 
     def save(self, ts: int) -> None:
@@ -87,14 +87,14 @@ def test_a_capture_without_membership_saves_nothing(store: GroupStore) -> None:
     for _again in range(2):
         with pytest.raises(SyncFenced):
             one.save(300)
-        store.etcd.put(store.keys.capture("one"), one.info)
+        store.etcd.put(store.keys.of("capture", "one"), one.info)
     assert saved(store) == (200, 1, "one")
 
 
 def test_a_task_that_has_changed_since_is_not_claimed(store: GroupStore) -> None:
     """The owner wants it back before it was begun."""
     one = Holder(store, "one", 1)
-    store.etcd.put(store.keys.task(one.task.id), dump(replace(one.task, stopping=True)))
+    store.etcd.put(store.keys.of("task", one.task.id), dump(replace(one.task, stopping=True)))
     with pytest.raises(SyncFenced):
         one.checkpoints.claim()
     assert store.snapshot().progress == {}
@@ -104,7 +104,7 @@ def test_an_answer_that_got_lost_does_not_fence_its_writer(store: GroupStore) ->
     """A save with a lost answer is recognized as ours, and the task continues."""
     one = Holder(store, "one", 1)
     one.checkpoints.claim()
-    key = store.keys.progress(one.task.id)
+    key = store.keys.of("progress", one.task.id)
     ours = replace(next(iter(store.snapshot().progress.values())), checkpoint_ts=150)
     store.etcd.put(key, dump(ours))
     one.save(200)

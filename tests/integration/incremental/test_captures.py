@@ -185,7 +185,7 @@ def test_a_changefeed_rests_goes_on_and_is_removed(group: Group) -> None:
 def test_a_permanent_error_fails_the_changefeed_until_it_is_resumed(group: Group) -> None:
     """The sink is the source itself: there is no retry, and after the correction it continues."""
     feeds = group.create("bad")
-    key = group.store.keys.changefeed("bad")
+    key = group.store.keys.of("changefeed", "bad")
     wrong = replace(group.store.snapshot().changefeeds["bad"], sink=f"tikv://{group.source.pd}")
     group.etcd.put(key, dump(wrong))
     with group.capture():
@@ -206,7 +206,7 @@ def test_a_capture_that_the_group_forgot_joins_under_another_name(group: Group) 
     with group.capture():
         before = group.wait("it works", lambda state: len(state.tasks) == 2 and "" not in holders(state))
         (name,) = before.captures
-        group.etcd.revoke(before.items[group.store.keys.capture(name)].lease)
+        group.etcd.revoke(before.items[group.store.keys.of("capture", name)].lease)
         after = group.wait("another works", lambda state: holders(state) and not holders(state) & {"", name})
         assert min(task.epoch for task in after.tasks.values()) == 2
         raw.put(b"key", b"value")

@@ -44,9 +44,9 @@ class Member:
         self.etcd = MemoryEtcd()
         self.store = GroupStore(self.etcd, 1)
         keys = self.store.keys
-        present = created_at(keys.capture("one"), self.etcd.put(keys.capture("one"), dump(capture("one"))))
-        self.etcd.put(keys.changefeed("feed"), dump(FEED))
-        self.etcd.put(keys.task(TASK.id), dump(TASK))
+        present = created_at(keys.of("capture", "one"), self.etcd.put(keys.of("capture", "one"), dump(capture("one"))))
+        self.etcd.put(keys.of("changefeed", "feed"), dump(FEED))
+        self.etcd.put(keys.of("task", TASK.id), dump(TASK))
         self.pool = Pool()
         nothing = cast("Any", None)
         membership = Membership("one", self.store, nothing, nothing, present, Path(), TlsFiles(), 0.0)
@@ -61,7 +61,7 @@ class Member:
     def change(self, **changes: object) -> None:
         """Another process changes the changefeed."""
         found = self.store.snapshot().changefeeds["feed"]
-        self.etcd.put(self.store.keys.changefeed("feed"), dump(replace(found, **cast("Any", changes))))
+        self.etcd.put(self.store.keys.of("changefeed", "feed"), dump(replace(found, **cast("Any", changes))))
 
     def end(self, error: TikvBrError | None = None) -> None:
         """The thread begun last ends."""
@@ -132,7 +132,7 @@ def test_a_failed_task_is_not_restarted(member: Member) -> None:
 
 def test_a_damaged_value_ends_the_work_on_its_changefeed_only(member: Member) -> None:
     """The task of that changefeed is stopped, and let go of when it has ended; the member goes on, with what is sound."""
-    task = member.store.keys.task(TASK.id)
+    task = member.store.keys.of("task", TASK.id)
     member.etcd.put(task, b"?")
     member.tasks.update()
     assert member.is_told_to_stop()

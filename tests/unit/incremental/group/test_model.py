@@ -78,8 +78,8 @@ def test_a_group_from_its_keys() -> None:
     assert (found.owner, list(found.captures), found.changefeeds["feed"].state) == ("b", ["a"], ChangefeedState.PAUSED)
     assert [task.start for task in found.tasks_of("feed")] == [b"", b"m"]
     assert found.progress[TaskId("feed", 0)].checkpoint_ts == 120
-    assert found.unchanged(KEYS.status("feed")) == absent(KEYS.status("feed"))
-    assert found.still_there(KEYS.owner("b")).revision == 2
+    assert found.unchanged(KEYS.of("status", "feed")) == absent(KEYS.of("status", "feed"))
+    assert found.still_there(KEYS.of("owner", "b")).revision == 2
     assert state().owner == ""
 
 
@@ -120,16 +120,16 @@ def test_a_damaged_value_costs_its_own_changefeed(odd: dict[str, object]) -> Non
 
 def group(reached: int) -> dict[str, bytes]:
     """The values of a group with two changefeeds of two tasks each that have come so far."""
-    values: dict[str, object] = {KEYS.capture("a"): CaptureInfo("a", "", 1, "1")}
-    values[KEYS.capture("b")] = CaptureInfo("b", "", 1, "1")
+    values: dict[str, object] = {KEYS.of("capture", "a"): CaptureInfo("a", "", 1, "1")}
+    values[KEYS.of("capture", "b")] = CaptureInfo("b", "", 1, "1")
     for far, name in enumerate(("feed", "other")):
-        values[KEYS.changefeed(name)] = dataclasses.replace(FEED, id=name, created_ms=reached)
-        values[KEYS.status(name)] = ChangefeedStatus(name, reached + far, reached + far, 1, "a")
+        values[KEYS.of("changefeed", name)] = dataclasses.replace(FEED, id=name, created_ms=reached)
+        values[KEYS.of("status", name)] = ChangefeedStatus(name, reached + far, reached + far, 1, "a")
         for number in (0, 1):
             task = ChangefeedTask(name, number, b"%d" % number, b"%d" % (number + 1), "a", reached)
-            values[KEYS.task(task.id)] = task
+            values[KEYS.of("task", task.id)] = task
             ts = reached + 100 * far + 10 * number
-            values[KEYS.progress(task.id)] = Progress(name, number, ts, ts, 1, "a", 1)
+            values[KEYS.of("progress", task.id)] = Progress(name, number, ts, ts, 1, "a", 1)
     return {key: dump(value) for key, value in values.items()}
 
 

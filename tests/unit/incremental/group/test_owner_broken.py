@@ -37,8 +37,8 @@ class Group:
         self.left = moment
         self._now = 0.0
         for name in ("one", "two"):
-            self.store.etcd.put(self.store.keys.owner(name), b"")
-            self.store.etcd.put(self.store.keys.capture(name), dump(capture(name)))
+            self.store.etcd.put(self.store.keys.of("owner", name), b"")
+            self.store.etcd.put(self.store.keys.of("capture", name), dump(capture(name)))
         self._owners = {name: CaptureOwner(name, self.store, self.pd, lambda: self._now) for name in ("one", "two")}
         self.changefeeds = Changefeeds(self.store, self.pd, lambda _seconds: self.look())
 
@@ -62,7 +62,9 @@ class Group:
         state = self.store.snapshot()
         for task in state.tasks.values():
             if task.stopping and task.capture in state.captures:
-                self.store.etcd.put(self.store.keys.task(task.id), dump(replace(task, capture="", stopping=False)))
+                self.store.etcd.put(
+                    self.store.keys.of("task", task.id), dump(replace(task, capture="", stopping=False))
+                )
 
     def _around(self, change: Callable[..., Any]) -> Callable[..., Any]:
         def changed(*arguments: object, **named: object) -> object:
@@ -81,8 +83,8 @@ class Group:
     def _end(self, name: str) -> None:
         """As when its lease has run out."""
         del self._owners[name]
-        self.store.etcd.delete(self.store.keys.owner(name))
-        self.store.etcd.delete(self.store.keys.capture(name))
+        self.store.etcd.delete(self.store.keys.of("owner", name))
+        self.store.etcd.delete(self.store.keys.of("capture", name))
 
 
 def test_the_next_owner_continues_wherever_one_died() -> None:

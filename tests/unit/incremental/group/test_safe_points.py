@@ -27,8 +27,8 @@ def pd() -> SafePointBook:
 def store() -> GroupStore:
     """A group of one capture, which is the owner."""
     store = GroupStore(MemoryEtcd(), 1)
-    store.etcd.put(store.keys.owner("one"), b"")
-    store.etcd.put(store.keys.capture("one"), dump(capture("one")))
+    store.etcd.put(store.keys.of("owner", "one"), b"")
+    store.etcd.put(store.keys.of("capture", "one"), dump(capture("one")))
     return store
 
 
@@ -49,11 +49,11 @@ def test_no_gc_ttl_is_so_short_that_nothing_is_protected(
 
 def test_one_that_follows_a_removed_one_of_its_name_is_protected_at_once(store: GroupStore, pd: SafePointBook) -> None:
     """When the owner last renewed that of the other does not matter."""
-    key, owner = store.keys.changefeed("feed"), CaptureOwner("one", store, pd)
+    key, owner = store.keys.of("changefeed", "feed"), CaptureOwner("one", store, pd)
     store.etcd.put(key, dump(replace(FEED, state=ChangefeedState.NORMAL)))
     owner.step()
     assert SERVICE in pd.held
-    store.etcd.delete(store.keys.tasks("feed"), prefix=True)
+    store.etcd.delete(store.keys.of("task", "feed/"), prefix=True)
     store.etcd.put(key, dump(replace(FEED, state=ChangefeedState.REMOVING)))
     owner.step()
     assert (store.snapshot().changefeeds, pd.held) == ({}, {})
