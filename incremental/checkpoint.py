@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import secrets
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,10 +19,20 @@ from tikv_br import records
 from tikv_br.archive.checkpoints import newest_checkpoint
 from tikv_br.archive.records import Checkpoint, check_id
 from tikv_br.cluster.etcd_values import Put, absent, modified_at
-from tikv_br.errors import BackupDamaged, BackupUnsupported, SyncFenced, SyncStateDamaged, UsageError
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupUnsupported,
+    StorageFull,
+    StorageReadOnly,
+    SyncFenced,
+    SyncStateDamaged,
+    UsageError,
+)
 from tikv_br.incremental.group.model import Keys, load
+from tikv_br.incremental.sinks.base import unfenced
 from tikv_br.records import dump
 from tikv_br.storage.base import ObjectStore, create_once
+from tikv_br.storage.local import Hints
 
 if TYPE_CHECKING:
     from tikv_br.cluster.etcd import Etcd
@@ -31,6 +43,10 @@ CLAIM_TRIES = 16
 """Maximum number of processes that may start at the same time."""
 ABANDONED_SECONDS = 3600.0
 """Age after which partial files of earlier owners are removed."""
+_HINTS: Hints = {
+    StorageFull: "Free space, then run the same command again: it resumes from the last checkpoint.",
+    StorageReadOnly: "Pass a --state-dir that this user can write to.",
+}
 _NAME = re.compile(r"(epoch|checkpoint)-([0-9]{10})(?:\.json)?$")
 
 
@@ -50,18 +66,28 @@ class CheckpointStore(Protocol):
         """Save durably, with our epoch. Raises `SyncFenced` if another process has claimed the sync."""
 
 
+@contextmanager
+def _state_hints() -> Iterator[None]:
+    try:
+        yield
+    except (StorageFull, StorageReadOnly) as error:
+        raise type(error)(error.message, hint=_HINTS[type(error)]) from None
+
+
 class ObjectCheckpoints(CheckpointStore):
     """Checkpoints in an object store, or in a directory (`LocalObjectStore` writes with fsync and rename)."""
 
-    def __init__(self, store: ObjectStore, changefeed_id: str) -> None:
-        """Raises `UsageError` for an invalid id; see `check_id`."""
-        self._store = store
+    def __init__(self, store: ObjectStore, changefeed_id: str, fence: Callable[[], object] = unfenced) -> None:
+        """`fence` is called before each write. Raises `UsageError` for an invalid id; see `check_id`."""
+        self._store, self._fence = store, fence
         self._folder = check_id(changefeed_id)
         self._epoch = 0
         self._cleaned_up = False
 
+    @_state_hints()
     def claim(self) -> int:
         """See `CheckpointStore.claim`."""
+        self._fence()
         for _attempt in range(CLAIM_TRIES):
             epoch = max(self._epochs("epoch") | self._epochs("checkpoint"), default=0) + 1
             # Random content shows whether a lost answer to our request was a success.
@@ -81,8 +107,10 @@ class ObjectCheckpoints(CheckpointStore):
         except (BackupDamaged, BackupUnsupported) as error:
             raise SyncStateDamaged(f"{self._store.location}: {error.message}") from None
 
+    @_state_hints()
     def save(self, checkpoint: Checkpoint) -> None:
         """See `CheckpointStore.save`."""
+        self._fence()
         newest = max(self._epochs("epoch"), default=0)
         if not self._epoch or newest != self._epoch:
             raise SyncFenced(
@@ -117,10 +145,10 @@ class ObjectCheckpoints(CheckpointStore):
 class EtcdCheckpoints(CheckpointStore):
     """Checkpoints in etcd. Methods raise `EtcdError` in addition to the errors of `CheckpointStore`."""
 
-    def __init__(self, etcd: Etcd, cluster_id: int, changefeed_id: str) -> None:
-        """`cluster_id` is the source's. Raises `UsageError` for an invalid id."""
+    def __init__(self, etcd: Etcd, cluster_id: int, changefeed_id: str, fence: Callable[[], object] = unfenced) -> None:
+        """`cluster_id` is the source's; `fence` is called before each write. Raises `UsageError` for an invalid id."""
         self._id = check_id(changefeed_id)
-        self._etcd = etcd
+        self._etcd, self._fence = etcd, fence
         keys = Keys(cluster_id)
         self._changefeed = keys.of("changefeed", changefeed_id)
         self._owner = keys.of("sync", f"{changefeed_id}/owner")
@@ -129,6 +157,7 @@ class EtcdCheckpoints(CheckpointStore):
 
     def claim(self) -> int:
         """See `CheckpointStore.claim`. Raises `UsageError` if a changefeed has that name and thus the same safe point."""
+        self._fence()
         claim = Put(self._owner, socket.gethostname().encode())
         claimed = self._etcd.transact([absent(self._changefeed)], [claim], repeatable=True)
         if not claimed.succeeded:
@@ -151,6 +180,7 @@ class EtcdCheckpoints(CheckpointStore):
 
     def save(self, checkpoint: Checkpoint) -> None:
         """See `CheckpointStore.save`."""
+        self._fence()
         put = Put(self._checkpoint, dump(replace(checkpoint, epoch=self._epoch)))
         ours = [modified_at(self._owner, self._epoch)]
         if not self._epoch or not self._etcd.transact(ours, [put], repeatable=True).succeeded:

@@ -24,8 +24,6 @@ from tikv_br.errors import (
     LeaseLost,
     RetryBudgetExhausted,
     SafePointError,
-    StorageFull,
-    StorageReadOnly,
     StorageUnreachable,
     SyncFenced,
     SyncStateMismatch,
@@ -55,16 +53,10 @@ from tikv_br.incremental.sinks.open import Origin, SinkOptions, wait_for_sink
 from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import LogTarget, Target
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.local import Hints
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 log = logging.getLogger(__name__)
-
-_STATE_HINTS: Hints = {
-    StorageFull: "Free space, then run the same command again: it resumes from the last checkpoint.",
-    StorageReadOnly: "Pass a --state-dir that this user can write to.",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +134,7 @@ def sync(
             return None
         subject = f"cluster {cluster.cluster_id} {span} to {sink.place}"
         options = _continued(options, cluster.cluster_id, subject)
-        checkpoints = _FencedCheckpoints(stack.enter_context(_checkpoints(options, cluster.cluster_id)), options.fence)
+        checkpoints = stack.enter_context(_checkpoints(options, cluster.cluster_id))
         state = state_name(options.state)
         if not check_runs_alone(cluster, options.changefeed_id, state, stop):
             return None
@@ -200,46 +192,14 @@ def _check_write_allowed(options: SyncOptions, stop: threading.Event) -> None:
         raise RetryBudgetExhausted("the sync is stopping")
 
 
-@dataclass(frozen=True, slots=True)
-class _FencedCheckpoints(CheckpointStore):
-    """Calls the fence before each write, and adds hints for a sync to errors of the storage."""
-
-    store: CheckpointStore
-    fence: Callable[[], object]
-
-    def claim(self) -> int:
-        """See `CheckpointStore.claim`."""
-        self.fence()
-        with _state_hints():
-            return self.store.claim()
-
-    def load(self) -> Checkpoint | None:
-        """See `CheckpointStore.load`."""
-        return self.store.load()
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        """See `CheckpointStore.save`."""
-        self.fence()
-        with _state_hints():
-            self.store.save(checkpoint)
-
-
-@contextmanager
-def _state_hints() -> Iterator[None]:
-    try:
-        yield
-    except (StorageFull, StorageReadOnly) as error:
-        raise type(error)(error.message, hint=_STATE_HINTS[type(error)]) from None
-
-
 @contextmanager
 def _checkpoints(options: SyncOptions, cluster_id: int) -> Iterator[CheckpointStore]:
     match options.state:
         case EtcdConfig():
             with Etcd.open(options.state) as etcd:
-                yield EtcdCheckpoints(etcd, cluster_id, options.changefeed_id)
+                yield EtcdCheckpoints(etcd, cluster_id, options.changefeed_id, options.fence)
         case StorageLocation():
-            yield ObjectCheckpoints(open_store(options.state), options.changefeed_id)
+            yield ObjectCheckpoints(open_store(options.state), options.changefeed_id, options.fence)
 
 
 def _start_ts(
