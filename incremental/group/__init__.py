@@ -7,5 +7,6 @@ Modules, in reading order:
 - scheduler: which capture runs which task (pure functions)
 - owner: splits changefeeds, assigns tasks, publishes checkpoints
 - capture: joins the group and runs the tasks assigned to it
+- task_checkpoints: the checkpoint of a task
 - worker: runs one task
 """

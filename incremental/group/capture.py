@@ -1,7 +1,7 @@
 """A capture: a process that runs the tasks that the owner assigns to it, and that may become the owner itself.
 
 It is a member of the group while it holds a lease in etcd. It stops writing to sinks when its lease has expired by its own
-clock, which is earlier than by etcd's. A successor waits for the requests that were sent until then (`Patience`).
+clock, which is earlier than by etcd's. A successor waits for the requests that were sent until then (`DeadCaptures`).
 """
 
 from __future__ import annotations
@@ -15,63 +15,29 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import tikv_br
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, Put, absent, created_at
 from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged
-from tikv_br.incremental.group.model import (
-    MAX_POLL_SECONDS,
-    MAX_WRITE_MS,
-    CaptureInfo,
-    ChangefeedState,
-    ChangefeedTask,
-    GroupState,
-    TaskId,
-)
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedState, ChangefeedTask, GroupState, TaskId
 from tikv_br.incremental.group.owner import CaptureOwner
 from tikv_br.incremental.group.store import GroupStore
-from tikv_br.incremental.group.worker import Membership, Worker
+from tikv_br.incremental.group.worker import CaptureOptions, Membership, Worker
 from tikv_br.incremental.handover import check_has_feed
 from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.records import dump
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS = 10
-POLLS_PER_LEASE = 10
 REJOIN_SECONDS = 1.0
 MOST_THREADS = 1000
 MOST_TASKS = 120
 """A transaction of etcd has at most 128 operations. A capture that leaves frees at most so many tasks; the owner frees the
 others as for a capture that has died."""
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureOptions:
-    """Options of a process that joins a group."""
-
-    scratch: Path
-    """A local directory for changes that do not fit into memory."""
-    lease: int = LEASE_SECONDS
-    """TTL in seconds of the capture's lease: how long the group waits for a capture that has died, before it also waits for
-    the writes that may still be in flight."""
-    sink_tls: TlsFiles = field(default_factory=TlsFiles)
-
-    @property
-    def write_timeout(self) -> float:
-        """Timeout of one request to a sink, in seconds."""
-        return min(self.lease, MAX_WRITE_MS / 1000)
-
-    @property
-    def poll_seconds(self) -> float:
-        """Seconds between two reads of the group's state."""
-        return min(MAX_POLL_SECONDS, self.lease / POLLS_PER_LEASE)
 
 
 class Capture:
@@ -142,9 +108,7 @@ class Capture:
             source=self._source,
             lease=lease,
             present=created_at(key, done.revision),
-            scratch=self._options.scratch,
-            sink_tls=self._options.sink_tls,
-            write_timeout=self._options.write_timeout,
+            options=self._options,
         )
 
 

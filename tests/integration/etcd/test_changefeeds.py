@@ -19,7 +19,6 @@ from tikv_br.errors import (
     SafePointError,
     SyncStateDamaged,
 )
-from tikv_br.incremental.group.capture import CaptureOptions
 from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import (
     MAX_LEASE_SECONDS,
@@ -31,6 +30,7 @@ from tikv_br.incremental.group.model import (
     TaskId,
 )
 from tikv_br.incremental.group.store import GroupStore
+from tikv_br.incremental.group.worker import CaptureOptions
 from tikv_br.records import dump
 
 CLUSTERS = itertools.count(3000)

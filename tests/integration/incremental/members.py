@@ -11,9 +11,10 @@ from pathlib import Path
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import TikvBrError
-from tikv_br.incremental.group.capture import Capture, CaptureOptions
+from tikv_br.incremental.group.capture import Capture
 from tikv_br.incremental.group.model import GroupState
 from tikv_br.incremental.group.store import GroupStore
+from tikv_br.incremental.group.worker import CaptureOptions
 
 JOIN_SECONDS = 90.0
 

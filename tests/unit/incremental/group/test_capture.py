@@ -12,13 +12,12 @@ import pytest
 
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import capture, changefeed
-from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd_values import created_at
 from tikv_br.errors import ConversionUnsupported, SyncStateDamaged, TikvBrError
 from tikv_br.incremental.group.capture import Tasks
 from tikv_br.incremental.group.model import ChangefeedState, ChangefeedTask, Progress
 from tikv_br.incremental.group.store import GroupStore
-from tikv_br.incremental.group.worker import Membership, Worker
+from tikv_br.incremental.group.worker import CaptureOptions, Membership, Worker
 from tikv_br.records import dump
 
 FEED = changefeed("feed")
@@ -49,7 +48,7 @@ class Member:
         self.etcd.put(keys.of("task", TASK.id), dump(TASK))
         self.pool = Pool()
         nothing = cast("Any", None)
-        membership = Membership("one", self.store, nothing, nothing, present, Path(), TlsFiles(), 0.0)
+        membership = Membership("one", self.store, nothing, nothing, present, CaptureOptions(Path(), lease=0))
         self.tasks = Tasks(membership, self.pool)
         self.tasks.update()
 
