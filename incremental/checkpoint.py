@@ -29,7 +29,6 @@ from tikv_br.errors import (
     UsageError,
 )
 from tikv_br.incremental.group.model import Keys, load
-from tikv_br.incremental.sinks.base import unfenced
 from tikv_br.records import dump
 from tikv_br.storage.base import ObjectStore, create_once
 from tikv_br.storage.local import Hints
@@ -77,7 +76,7 @@ def _state_hints() -> Iterator[None]:
 class ObjectCheckpoints(CheckpointStore):
     """Checkpoints in an object store, or in a directory (`LocalObjectStore` writes with fsync and rename)."""
 
-    def __init__(self, store: ObjectStore, changefeed_id: str, fence: Callable[[], object] = unfenced) -> None:
+    def __init__(self, store: ObjectStore, changefeed_id: str, fence: Callable[[], object] = lambda: None) -> None:
         """`fence` is called before each write. Raises `UsageError` for an invalid id; see `check_id`."""
         self._store, self._fence = store, fence
         self._folder = check_id(changefeed_id)
@@ -145,7 +144,9 @@ class ObjectCheckpoints(CheckpointStore):
 class EtcdCheckpoints(CheckpointStore):
     """Checkpoints in etcd. Methods raise `EtcdError` in addition to the errors of `CheckpointStore`."""
 
-    def __init__(self, etcd: Etcd, cluster_id: int, changefeed_id: str, fence: Callable[[], object] = unfenced) -> None:
+    def __init__(
+        self, etcd: Etcd, cluster_id: int, changefeed_id: str, fence: Callable[[], object] = lambda: None
+    ) -> None:
         """`cluster_id` is the source's; `fence` is called before each write. Raises `UsageError` for an invalid id."""
         self._id = check_id(changefeed_id)
         self._etcd, self._fence = etcd, fence
