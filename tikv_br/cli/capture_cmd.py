@@ -98,7 +98,8 @@ def start_capture(flags: CaptureFlags) -> None:
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.etcd import Etcd
     from tikv_br.cluster.versions import RAW
-    from tikv_br.incremental.group.capture import Capture, CaptureOptions
+    from tikv_br.incremental.group.capture import Capture
+    from tikv_br.incremental.group.worker import CaptureOptions
 
     options = CaptureOptions(scratch, lease=round(flags.lease), sink_tls=flags.sink_tls.tls(flags.cluster))
     stop, etcd_config = threading.Event(), flags.etcd.etcd_config(flags.cluster)
