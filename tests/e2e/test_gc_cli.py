@@ -181,12 +181,14 @@ def test_an_address_that_cannot_be_used(playgrounds: Playgrounds, tmp_path: Path
 
 
 def test_run_refuses_clusters_without_versions(playgrounds: Playgrounds, tmp_path: Path) -> None:
-    """Clusters of API V1, which TiDB has: exit code 5, and PD's safe points stay."""
+    """Clusters of API V1 without --resolve-locks, and of V1TTL, which has no transactions: exit code 5, and PD's safe points stay."""
     with real_etcd(tmp_path / "etcd") as server:
-        refused = tikv_br("gc", "run", "--pd", playgrounds["v1"], "--etcd", server.address)
-    assert refused.code == 5
-    assert "API v1" in refused.err
-    assert PlaygroundAdmin(playgrounds["v1"]).get("/pd/api/v1/gc/safepoint")["gc_safe_point"] == 0
+        for version, flags in (("v1", []), ("v1ttl", ["--resolve-locks"])):
+            before = PlaygroundAdmin(playgrounds[version]).get("/pd/api/v1/gc/safepoint")["gc_safe_point"]
+            refused = tikv_br("gc", "run", "--pd", playgrounds[version], "--etcd", server.address, *flags)
+            assert (refused.code, f"API {version}" in refused.err) == (5, True)
+            assert ("pass --resolve-locks" in refused.err) == (version == "v1")
+            assert PlaygroundAdmin(playgrounds[version]).get("/pd/api/v1/gc/safepoint")["gc_safe_point"] == before
 
 
 def test_a_metrics_file_that_cannot_be_written(playgrounds: Playgrounds, tmp_path: Path) -> None:

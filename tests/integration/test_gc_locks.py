@@ -18,6 +18,7 @@ from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.errors import ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
 from tikv_br.gc.transactions import resolve_locks
@@ -237,6 +238,17 @@ def test_regions_that_split_meanwhile(tmp_path: Path) -> None:
         assert txns.resolve(sleep=split) == LockReport(len(NAMES) - 1, (), frozenset())
         assert {txns.written_by(name) for name in NAMES} == {start_ts}
         assert next(splits, None) is None
+
+
+def test_raw_data_beside_transactions(tmp_path: Path) -> None:
+    """Of API V1: a region that ends at a raw key is refused by name, and nothing is skipped silently."""
+    with live_cluster(tmp_path, ApiVersion.V1, stores=1) as live:
+        live.raw().put(b"raw-5", b"raw")
+        txns = Txns(live, b"")
+        txns.prewrite(NAMES[0])
+        live.split(b"raw-5")
+        with pytest.raises(ClusterUnfit, match="which is not a valid key"):
+            txns.resolve()
 
 
 def test_gc_stays_below_a_live_transaction(tmp_path: Path) -> None:

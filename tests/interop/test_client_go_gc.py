@@ -22,7 +22,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
 
 ACCOUNTS = 30
-LIFE_SECONDS = 5
+LIFE_SECONDS = 10
 """More than any transfer takes, also on a busy machine."""
 
 

@@ -220,7 +220,7 @@ def _judge(
     figures = [Figure("services", len(found.services)), Figure("held_back", round(found.held_seconds), "s")]
     unlisted = f"; global and keyspace-level GC barriers cannot be listed: {found.unlisted}" if found.unlisted else ""
     if found.lag is None and has_no_versions():
-        seen = "GC has never run, and need not: raw keys of this API version have no old versions"
+        seen = "GC has never run, and need not for raw data: of this API version it has no old versions"
         return ProbeOutcome(Status.OK, f"{seen}{unlisted}", "", tuple(figures))
     if found.lag is None:
         advice = "Run `tikv-br gc run`: without a GC worker, old versions and tombstones are kept forever."

@@ -42,12 +42,14 @@ class WorkerWatch:
         """Take what the worker shows; see `worker.Show`."""
         now = self._clock()
         with self._lock:
-            if figures.rounds > self._figures.rounds:
+            has_succeeded = figures.rounds > self._figures.rounds
+            begins = figures.is_leader and not self._figures.is_leader
+            if has_succeeded or begins:  # the first round may take long: it asks every region
                 self._last_round = now
             # The last state of GC is shown, with its time, for as long as this worker leads.
             self._report = found or (self._report if figures.is_leader else None)
-            self._figures = figures
-            if not figures.error and (figures.is_leader or figures.waits_for):
+            has_failed, self._figures = bool(self._figures.error), figures
+            if has_succeeded or figures.waits_for or (begins and not has_failed):
                 self._bad_since = None
             elif self._bad_since is None:
                 self._bad_since = now

@@ -227,6 +227,7 @@ class GcWorker:
             if stop.wait(poll):
                 return
         log.info("%s leads, from revision %d of etcd", self.name, candidate.revision)
+        self._report_state(revision=candidate.revision)
         while not stop.is_set():
             next_round = time.monotonic() + self._do_round(candidate, stop)
             while time.monotonic() < next_round and not stop.wait(poll):

@@ -73,6 +73,19 @@ def test_rounds_that_fail(watch: WorkerWatch, clock: Clock) -> None:
     assert health(watch) == ([], [])
 
 
+def test_a_long_first_round(watch: WorkerWatch, clock: Clock) -> None:
+    """It has the time of an interval, counted from when the worker leads; after a failure, leading again is no success."""
+    watch.show(None, WorkerFigures(revision=5))
+    clock.now += INTERVAL + PATIENCE_SECONDS
+    assert health(watch) == ([], [])
+    clock.now += 1
+    assert watch.problems() == ["the next round is late by 61 s"]
+    watch.show(None, WorkerFigures(error="etcd is away"))
+    watch.show(None, WorkerFigures(revision=6))
+    clock.now += PATIENCE_SECONDS + 1
+    assert watch.problems() == ["no round has succeeded for 61 s"]
+
+
 def test_a_round_that_is_late(watch: WorkerWatch, clock: Clock) -> None:
     """A leader that hangs is unhealthy some time after its next round was due; who waits has none due."""
     watch.show(state(), WorkerFigures(revision=5, rounds=1))
