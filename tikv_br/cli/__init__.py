@@ -20,7 +20,7 @@ Modules, in reading order:
 - main: the entry point, the table of commands, errors and exit codes
 - command: how a command is declared, and imported only when it runs
 - help: groups of options, and which of them only ``--help-all`` shows; help_cmd: ``help``
-- shared: flags that commands share; durations, sizes, rates and secrets; key_flags: keys and ranges
+- shared: flags that commands share; backup_flags: storage and backups; key_flags: keys and ranges; kinds: durations, sizes, rates
 - settings: the config file
 - output: results as text or JSON lines; keys, sizes, durations and tables as text
 - log: the log on stderr or in a file

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.key_flags import RangesFlags
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, reporting
@@ -41,7 +41,7 @@ SAFE_INTERVAL = partial(
     flag,
     "1m",
     "How far backup-ts is behind the current time of the cluster: a margin for older timestamps that stores have cached. It adds to the RPO.",
-    kind=shared.TIME,
+    kind=kinds.TIME,
 )
 
 
@@ -50,9 +50,9 @@ COMPRESSION = partial(flag, "zstd", "Compression of the files.", shared=True)
 COMPRESSION_LEVEL = partial(flag, 0, "Compression level of zstd or lz4 (0 = its default).", limits=(-50, 22))
 
 
-class RawBackupFlags(shared.BackupFlags):
-    storage: str = shared.storage(
-        f"URL of one backup: {shared.URLS}. {{time}} in its last part stands for the time of the start (UTC)."
+class RawBackupFlags(backup_flags.BackupFlags):
+    storage: str = backup_flags.storage(
+        f"URL of one backup: {backup_flags.URLS}. {{time}} in its last part stands for the time of the start (UTC)."
     )
     cluster: shared.ClusterFlags
     dst_api_version: Literal["v1", "v1ttl", "v2"] | None = DST_API_VERSION()
@@ -87,7 +87,7 @@ class RawBackupFlags(shared.BackupFlags):
         "96MiB",
         "Target size of keys and values per file, before compression. With --engine store, each SST holds one region instead.",
         "--file-size",
-        kind=shared.SIZE,
+        kind=kinds.SIZE,
     )
     safe_interval: float = SAFE_INTERVAL()
     gc_ttl: float = flag(
@@ -96,7 +96,7 @@ class RawBackupFlags(shared.BackupFlags):
         "continues from this backup.",
         "--gc-ttl",
         "--gcttl",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
     checksum: bool = flag(False, "Compare the backup with the checksums of the cluster.", "--checksum/--no-checksum")
     assume_no_ttl: bool = flag(
@@ -164,20 +164,20 @@ def _back_up(options: BackupOptions, flags: RawBackupFlags, reporter: Reporter) 
     return backup(options, reporter)
 
 
-class MergeFlags(shared.BackupFlags):
-    chosen: str = shared.chosen_backup("--base")
-    storage: str = shared.storage(f"URL for the new backup: {shared.URLS}")
+class MergeFlags(backup_flags.BackupFlags):
+    chosen: str = backup_flags.chosen_backup("--base")
+    storage: str = backup_flags.storage(f"URL for the new backup: {backup_flags.URLS}")
     base: str = flag(
         "",
         "Newest backup to merge, full or incremental, or with ID or newest, parent URL of the backups. The backups it is based on are "
         "found and merged too.",
         metavar="URL",
     )
-    log: shared.LogSourceFlags
+    log: backup_flags.LogSourceFlags
     until: str = flag(
         "latest", "Time of the new backup: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
     )
-    allow_inexact: bool = shared.ALLOW_INEXACT()
+    allow_inexact: bool = backup_flags.ALLOW_INEXACT()
     file_format: Literal["sst", "parquet"] = flag("sst", "Format of the files: sst or parquet.")
     compression: Literal["zstd", "lz4", "snappy", "none"] = COMPRESSION()
     compression_level: int = COMPRESSION_LEVEL()
@@ -190,7 +190,7 @@ class MergeFlags(shared.BackupFlags):
 @command("backup merge", example="s3://backups/monday --log s3://backups/log --storage s3://backups/tuesday")
 def merge_backups(flags: MergeFlags, context: typer.Context) -> None:
     """Make a full backup from a full backup, its incremental backups and a log archive, without access to the cluster (API V2)."""
-    log, ts = flags.log.source(flags.storage_flags), shared.parse_ts_or_latest(flags.until, "--until")
+    log, ts = flags.log.source(flags.storage_flags), backup_flags.parse_ts_or_latest(flags.until, "--until")
     from tikv_br.backup.merge import MergeOptions, merge_backup
     from tikv_br.backupset.files import FileKind
     from tikv_br.cluster.config import ClusterConfig
@@ -207,7 +207,7 @@ def merge_backups(flags: MergeFlags, context: typer.Context) -> None:
     )
     wanted = MergeOptions(
         output,
-        shared.choose(context, flags.storage_flags, "base", flags.chosen, flags.base),
+        backup_flags.choose(context, flags.storage_flags, "base", flags.chosen, flags.base),
         log,
         ts,
         flags.allow_inexact,

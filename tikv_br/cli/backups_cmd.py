@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag, given
 from tikv_br.cli.output import confirmation, human_bytes
 from tikv_br.cluster.timestamps import show_time
@@ -26,9 +26,9 @@ DROP = ("engine", "bytes", "backup-ts", "api", "path", "kvs")
 PRUNE_COLUMNS = ("action", "id", "finished", "size", "path", "because")
 
 
-class ListFlags(shared.IndexFlags):
+class ListFlags(backup_flags.IndexFlags):
     url: str = argument("", "[URL]", "Parent URL of the backups, instead of --storage.")
-    storage: str = shared.storage(shared.MANY_BACKUPS, default="")
+    storage: str = backup_flags.storage(backup_flags.MANY_BACKUPS, default="")
     rebuild: bool = flag(
         False, "First rebuild the index (tikv-br-index/) from a listing of all objects below --storage."
     )
@@ -109,12 +109,12 @@ def _rebuild(flags: ListFlags) -> list[Problem]:
     return [problem for problem in done.problems if problem not in unsupported]
 
 
-class IdFlags(shared.IndexFlags):
+class IdFlags(backup_flags.IndexFlags):
     backup_id: str = argument(
         REQUIRED,
         "ID",
         "ID of the backup as `tikv-br list` shows it, or a unique prefix of it.",
-        autocompletion=shared.complete_id,
+        autocompletion=backup_flags.complete_id,
     )
 
 
@@ -134,14 +134,14 @@ def unpin(flags: IdFlags) -> None:
     flags.out.result("pin", {"id": entry.id, "path": entry.path, "pinned": False}, f"{entry.id} is no longer pinned")
 
 
-class DeleteFlags(shared.ChosenBackupFlags):
+class DeleteFlags(backup_flags.ChosenBackupFlags):
     chosen: str = argument(
         REQUIRED,
         "URL|ID",
         "Backup: its URL, or with --storage its id, or a unique prefix of it.",
-        autocompletion=shared.complete_id,
+        autocompletion=backup_flags.complete_id,
     )
-    storage: str = shared.storage(shared.MANY_BACKUPS, default="")
+    storage: str = backup_flags.storage(backup_flags.MANY_BACKUPS, default="")
     yes: bool = flag(False, "Delete without asking.", command_line=True)
     dry_run: bool = shared.DRY_RUN()
 
@@ -163,16 +163,16 @@ def delete_backup(flags: DeleteFlags, context: typer.Context) -> None:
     flags.out.result("summary", fields, f"{what} {'would be deleted (dry run)' if flags.dry_run else 'is deleted'}")
 
 
-class PruneFlags(shared.IndexFlags):
-    keep_last: int = flag(0, "Keep the newest N backups.", limits=(0, shared.MAX_BACKUPS))
+class PruneFlags(backup_flags.IndexFlags):
+    keep_last: int = flag(0, "Keep the newest N backups.", limits=(0, kinds.MAX_BACKUPS))
     keep_daily: int = flag(
-        0, "Keep the newest backup of each of the last N days that have one.", limits=(0, shared.MAX_BACKUPS)
+        0, "Keep the newest backup of each of the last N days that have one.", limits=(0, kinds.MAX_BACKUPS)
     )
     keep_weekly: int = flag(
-        0, "Keep the newest backup of each of the last N weeks that have one.", limits=(0, shared.MAX_BACKUPS)
+        0, "Keep the newest backup of each of the last N weeks that have one.", limits=(0, kinds.MAX_BACKUPS)
     )
     keep_monthly: int = flag(
-        0, "Keep the newest backup of each of the last N months that have one.", limits=(0, shared.MAX_BACKUPS)
+        0, "Keep the newest backup of each of the last N months that have one.", limits=(0, kinds.MAX_BACKUPS)
     )
     include_foreign: bool = flag(False, "Also remove backups of the Go TiKV-BR (default: keep them).")
     yes: bool = flag(
@@ -274,7 +274,7 @@ class OptionalClusterFlags(shared.ClusterFlags):
     pd: list[str] = shared.pd("PD endpoints of the cluster, to remove the backup's service safe point too.", default=())
 
 
-class AbortFlags(shared.ChosenBackupFlags):
+class AbortFlags(backup_flags.ChosenBackupFlags):
     cluster: OptionalClusterFlags
     lock_wait: float = shared.LOCK_WAIT()
     restores: bool = flag(
@@ -303,7 +303,7 @@ def abort(flags: AbortFlags, context: typer.Context) -> None:
     flags.out.result("summary", asdict(done), f"removed {done.removed_objects} objects{run}{released}")
 
 
-class UnlockFlags(shared.ChosenBackupFlags):
+class UnlockFlags(backup_flags.ChosenBackupFlags):
     force: bool = flag(False, "Also remove the lock of a live run. That run then fails.", command_line=True)
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tikv_br.cli import shared
+from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, show
 from tikv_br.cli.sync_options import SCRATCH_DIR, SinkTlsFlags, StatusFlags, scratch_folder
@@ -81,7 +81,7 @@ class CaptureFlags(GroupFlags):
     lease: float = flag(
         "10s",
         "Lease TTL of this capture. If it stops answering, others take over its work within three times this TTL.",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
     status: StatusFlags
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.capture_cmd import GroupFlags, lag_of, show_processors
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, show
@@ -67,7 +67,7 @@ class CreateFlags(GroupFlags):
     start: StartFlags
     feed: FeedFlags
     sorter_memory: int = SORTER_MEMORY()
-    storage_flags: shared.StorageFlags
+    storage_flags: backup_flags.StorageFlags
 
 
 @command("changefeed create", example="--pd 10.0.0.1:2379 --id east --sink tikv://10.0.1.1:2379 --start-ts now")
@@ -163,14 +163,14 @@ class UpdateFlags(ChangefeedFlags):
 
     sink: str = flag("", "New address of the same target: another cluster or keyspace is refused.", metavar="URL")
     sink_tls: SinkTlsFlags
-    sink_concurrency: int | None = flag(None, NEW_VALUE, limits=(1, shared.MAX_CONCURRENCY))
+    sink_concurrency: int | None = flag(None, NEW_VALUE, limits=(1, kinds.MAX_CONCURRENCY))
     sink_batch_size: int | None = flag(None, NEW_VALUE, limits=(1, MAX_BATCH_ROWS))
-    sink_ratelimit: int | None = flag(None, NEW_VALUE, kind=shared.RATE)
-    sink_backoff: float | None = flag(None, NEW_VALUE, kind=shared.TIME)
-    sink_patience: float | None = flag(None, NEW_VALUE, kind=shared.TIME)
-    sorter_memory: int | None = flag(None, NEW_VALUE, kind=shared.SIZE)
-    hold_back: float | None = flag(None, NEW_VALUE, kind=shared.TIME)
-    gc_ttl: float | None = flag(None, NEW_VALUE, "--gc-ttl", "--gcttl", kind=shared.TIME)
+    sink_ratelimit: int | None = flag(None, NEW_VALUE, kind=kinds.RATE)
+    sink_backoff: float | None = flag(None, NEW_VALUE, kind=kinds.TIME)
+    sink_patience: float | None = flag(None, NEW_VALUE, kind=kinds.TIME)
+    sorter_memory: int | None = flag(None, NEW_VALUE, kind=kinds.SIZE)
+    hold_back: float | None = flag(None, NEW_VALUE, kind=kinds.TIME)
+    gc_ttl: float | None = flag(None, NEW_VALUE, "--gc-ttl", "--gcttl", kind=kinds.TIME)
 
     def changes(self) -> dict[str, Any]:
         """The fields of `ChangefeedInfo` to change."""
@@ -229,7 +229,7 @@ def update(flags: UpdateFlags) -> None:
 
 
 class RemoveFlags(ChangefeedFlags):
-    wait: float = flag("2m", "Maximum time to wait for captures to stop.", kind=shared.TIME)
+    wait: float = flag("2m", "Maximum time to wait for captures to stop.", kind=kinds.TIME)
 
 
 @command("changefeed remove", example="east --pd 10.0.0.1:2379")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import Output
 from tikv_br.errors import ProbesFailed, TikvBrError, UsageError
@@ -33,10 +33,10 @@ class ProbedSparkFlags(shared.SparkFlags):
 
 class CheckFlags(shared.CommandFlags):
     cluster: shared.ClusterFlags
-    storage: str = shared.storage(
+    storage: str = backup_flags.storage(
         "Also check this storage URL, with temporary objects below tikv-br-check/.", default=""
     )
-    s3: shared.S3Flags
+    s3: backup_flags.S3Flags
     send_credentials: bool = shared.SEND_CREDENTIALS()
     spark: ProbedSparkFlags
     timeout: str = flag("10s", "Maximum time per probe.", metavar="DURATION")
@@ -59,7 +59,7 @@ def _options(flags: CheckFlags) -> CheckOptions:
     from tikv_br.check.probe import CheckOptions
 
     place = flags.s3.locate(flags.storage) if flags.storage else None
-    seconds = shared.parse_duration(flags.timeout)
+    seconds = kinds.parse_duration(flags.timeout)
     if seconds <= 0:
         raise UsageError("--timeout must be greater than 0")
     config = flags.cluster.config()

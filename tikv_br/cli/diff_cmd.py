@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tikv_br.cli import key_flags, shared
+from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import command, flag, given
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, reporting, show
 from tikv_br.cli.progress import progress_display
@@ -31,7 +31,7 @@ class FirstClusterFlags(shared.ClusterFlags):
     )
 
 
-class DiffFlags(shared.ChosenBackupFlags):
+class DiffFlags(backup_flags.ChosenBackupFlags):
     cluster: FirstClusterFlags
     keyspace: str = flag(
         "", "Keyspace of A, by id or name (API V2; default: 0, or that of the backup).", shared=True, metavar="ID|NAME"
@@ -43,7 +43,7 @@ class DiffFlags(shared.ChosenBackupFlags):
     other_keyspace: str = flag("", "Keyspace of B, by id or name (API V2; default: --keyspace).", metavar="ID|NAME")
     range: key_flags.RangeFlags
     allow_empty: bool = shared.ALLOW_EMPTY()
-    keys: int = flag(20, "Maximum number of differing keys to list; all are counted.", limits=(0, shared.MAX_COUNT))
+    keys: int = flag(20, "Maximum number of differing keys to list; all are counted.", limits=(0, kinds.MAX_COUNT))
     exact: bool = flag(
         False, "Compare every row instead of checksums, which can miss the same change to an even number of rows."
     )

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tikv_br.cli import key_flags, shared
+from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.backup_cmd import DST_API_VERSION, KEYSPACES, SAFE_INTERVAL
 from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed
@@ -142,9 +142,9 @@ class DrillTargetFlags(Flags):
 class DrillPointFlags(Flags):
     """The time that --scenario point-in-time restores."""
 
-    source: shared.LogSourceFlags
+    source: backup_flags.LogSourceFlags
     within: float = flag(
-        "6h", "Choose a random time at most this long before the newest restorable time.", kind=shared.TIME
+        "6h", "Choose a random time at most this long before the newest restorable time.", kind=kinds.TIME
     )
     until: str = flag(
         "",
@@ -158,7 +158,7 @@ class DrillPointFlags(Flags):
         "Also compare with all rows of --pd: a key may differ only if the log has a later change of it. `log start` must be running.",
     )
 
-    def choice(self, storage: shared.StorageFlags) -> PointChoice | None:
+    def choice(self, storage: backup_flags.StorageFlags) -> PointChoice | None:
         """None without a log. Raises `UsageError`."""
         log = self.source.source(storage)
         if log is None:
@@ -167,7 +167,7 @@ class DrillPointFlags(Flags):
             return None
         from tikv_br.drill.options import PointChoice
 
-        ts = shared.parse_ts_or_latest(self.until, "--until") if self.until else None
+        ts = backup_flags.parse_ts_or_latest(self.until, "--until") if self.until else None
         return PointChoice(log, ts, self.within, self.compare_source)
 
 
@@ -175,13 +175,13 @@ class TailFlags(Flags):
     tail: float | None = flag(
         None,
         "Replicate from the source to the target for this long after the restore, then rehearse the cut-over.",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
-    tail_lag: float = flag("10s", "Start the cut-over when the target's lag is at most this.", kind=shared.TIME)
+    tail_lag: float = flag("10s", "Start the cut-over when the target's lag is at most this.", kind=kinds.TIME)
     tail_patience: float = flag(
         "5m",
         "Maximum time to wait until the lag is at most --tail-lag, and then until the last write has arrived.",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
     canary: str = flag("", "")
 
@@ -201,19 +201,19 @@ class TailFlags(Flags):
 
 class GoalFlags(Flags):
     rpo: float | None = flag(
-        None, "Objective: maximum data loss, as time (RPO). Exceeding it fails the drill.", kind=shared.TIME
+        None, "Objective: maximum data loss, as time (RPO). Exceeding it fails the drill.", kind=kinds.TIME
     )
     rto: float | None = flag(
-        None, "Objective: maximum time until data is restored and verified (RTO).", kind=shared.TIME
+        None, "Objective: maximum time until data is restored and verified (RTO).", kind=kinds.TIME
     )
-    max_age: float | None = flag(None, "Objective: maximum age of the backup.", kind=shared.TIME)
+    max_age: float | None = flag(None, "Objective: maximum age of the backup.", kind=kinds.TIME)
     min_keys: int | None = flag(
-        None, "Objective: minimum number of keys after the restore.", limits=(0, shared.MAX_COUNT)
+        None, "Objective: minimum number of keys after the restore.", limits=(0, kinds.MAX_COUNT)
     )
     cut_over: float | None = flag(
         None,
         "Objective: maximum time from the last write to the verified target during the cut-over (with --tail).",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
 
     def objectives(self) -> Objectives:
@@ -246,8 +246,8 @@ class HookFlags(Flags):
         return Hooks(heartbeat, webhook, self.textfile, command)
 
 
-class DrillFlags(shared.BackupFlags):
-    storage: str = shared.storage(shared.MANY_BACKUPS)
+class DrillFlags(backup_flags.BackupFlags):
+    storage: str = backup_flags.storage(backup_flags.MANY_BACKUPS)
     backup: RehearsedBackupFlags
     scenario: Literal["lost-cluster", "deleted-range", "corrupt-backup", "stale-safe-point", "point-in-time"] = flag(
         "lost-cluster",
@@ -258,7 +258,7 @@ class DrillFlags(shared.BackupFlags):
     seed: int | None = flag(
         None,
         "Seed for choosing the byte that --scenario corrupt-backup changes, or the time that point-in-time restores to.",
-        limits=(0, shared.MAX_SEED),
+        limits=(0, kinds.MAX_SEED),
         show_default="0 for corrupt-backup, random for point-in-time",
     )
     point: DrillPointFlags
@@ -267,7 +267,7 @@ class DrillFlags(shared.BackupFlags):
     keep_last: int = flag(
         0,
         "Keep the reports of the newest N drills and the backups they made, and remove older ones (0 = keep all).",
-        limits=(0, shared.MAX_BACKUPS),
+        limits=(0, kinds.MAX_BACKUPS),
     )
     target: DrillTargetFlags
     tail: TailFlags
@@ -317,7 +317,7 @@ def _reports_url(value: str) -> str:
 
 class ReportsFlags(shared.CommandFlags):
     reports: str = REPORTS()
-    s3: shared.S3Flags
+    s3: backup_flags.S3Flags
 
 
 @command("drill list", example="--reports s3://backups/drills")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, shared
 from tikv_br.cli.command import argument, command, flag, given
 from tikv_br.cli.key_flags import RangesFlags
 from tikv_br.cli.output import human_bytes, human_seconds, listed
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from tikv_br.export.run import ExportSummary
 
 
-class ExportFlags(shared.BackupFlags):
+class ExportFlags(backup_flags.BackupFlags):
     chosen: str = argument(
         "",
         "[URL|ID|newest]",
         "Backup to read instead of a cluster: its URL, or the id or newest of those below --from-backup.",
-        autocompletion=shared.complete_id,
+        autocompletion=backup_flags.complete_id,
     )
-    storage: str = shared.storage(f"URL of an empty place for the files: {shared.URLS}")
+    storage: str = backup_flags.storage(f"URL of an empty place for the files: {backup_flags.URLS}")
     format: Literal["parquet", "csv", "jsonl"] = flag("parquet", "Format of the files.")
     encoding: Literal["raw", "hex", "escaped"] | None = flag(
         None,
@@ -82,7 +82,7 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
         spark_settings=flags.tasks.spark_settings(),
     )
     backup = (
-        shared.choose(context, flags.storage_flags, "from_backup", flags.chosen, flags.from_backup)
+        backup_flags.choose(context, flags.storage_flags, "from_backup", flags.chosen, flags.from_backup)
         if reads_backup
         else None
     )

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tikv_br.cli import shared
+from tikv_br.cli import kinds, shared
 from tikv_br.cli.check_cmd import NAGIOS, exit_as_plugin, unknown_in_one_line
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import Output, confirmation, human_seconds
@@ -46,10 +46,10 @@ SHORTEST_LEASE, LONGEST_LEASE = 2.0, 60.0
 class RunFlags(shared.CommandFlags):
     cluster: shared.ClusterFlags
     etcd: shared.EtcdFlags
-    life_time: float = flag("10m", "How long old versions are kept at least.", kind=shared.TIME)
-    interval: float = flag("10m", "Time between two rounds.", kind=shared.TIME)
+    life_time: float = flag("10m", "How long old versions are kept at least.", kind=kinds.TIME)
+    interval: float = flag("10m", "Time between two rounds.", kind=kinds.TIME)
     lease: float = flag(
-        "10s", "Lease TTL. If the leader dies, another worker takes over after this time.", kind=shared.TIME
+        "10s", "Lease TTL. If the leader dies, another worker takes over after this time.", kind=kinds.TIME
     )
     resolve_locks: bool = flag(
         False,
@@ -173,8 +173,8 @@ def _state_fields(found: GcReport | None) -> dict[str, object]:
 class GcStatusFlags(shared.CommandFlags):
     cluster: shared.ClusterFlags
     nagios: bool = NAGIOS()
-    warn: float = flag("24h", "Age of the GC safe point that is a warning.", kind=shared.TIME)
-    critical: float = flag("72h", "Age of the GC safe point that is critical (Nagios).", kind=shared.TIME)
+    warn: float = flag("24h", "Age of the GC safe point that is a warning.", kind=kinds.TIME)
+    critical: float = flag("72h", "Age of the GC safe point that is critical (Nagios).", kind=kinds.TIME)
     metrics_file: str = flag("", METRICS_FILE, metavar="FILE")
 
 
@@ -268,7 +268,7 @@ class ReleaseFlags(shared.CommandFlags):
     cluster: shared.ClusterFlags
     service: str = argument(REQUIRED, "SERVICE-ID", "Name of the service safe point; see `gc status`.")
     watch: float = flag(
-        "75s", "How long to watch that no run renews it (0 = do not). Runs renew theirs every 60s.", kind=shared.TIME
+        "75s", "How long to watch that no run renews it (0 = do not). Runs renew theirs every 60s.", kind=kinds.TIME
     )
     yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
 

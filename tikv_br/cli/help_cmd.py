@@ -7,14 +7,14 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tikv_br.cli import backup_flags, shared
 from tikv_br.cli import help as help_text
-from tikv_br.cli import shared
 from tikv_br.cli.command import argument, command, leaves
 from tikv_br.errors import UsageError
 
 STORAGE = f"""Storage of backups, log archives and reports.
 
-URLs: {shared.URLS}. A plain path is a local directory. Parameters of a URL take precedence over options.
+URLs: {backup_flags.URLS}. A plain path is a local directory. Parameters of a URL take precedence over options.
 
 Credentials are those of the environment: AWS_… variables, a profile or the role of the machine for S3; AZURE_STORAGE_… variables or the
 identity of the machine for Azure; the application default credentials for Google.

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-from tikv_br.cli import shared
+from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output, human_bytes
 from tikv_br.cli.sync_options import (
@@ -44,7 +44,7 @@ class TargetFlags(Flags):
     sink_cert: str | None = flag(None, "Client certificate for the target (PEM).", metavar="FILE")
     sink_key: str | None = flag(None, "Private key of --sink-cert (PEM).", metavar="FILE")
     concurrency: int = flag(
-        4, "Maximum number of concurrent requests to the target.", limits=(1, shared.MAX_CONCURRENCY)
+        4, "Maximum number of concurrent requests to the target.", limits=(1, kinds.MAX_CONCURRENCY)
     )
     sink_batch_size: int = flag(
         512, "Maximum rows per request. Requests are also limited to 256 KiB.", limits=(1, MAX_BATCH_ROWS)
@@ -53,7 +53,7 @@ class TargetFlags(Flags):
     sink_patience: float = flag(
         "10m",
         "How long to retry an unavailable target, including at startup, before the replay fails.",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
     allow_loss: str = flag(
         "",
@@ -97,12 +97,12 @@ class ReplayFlags(shared.CommandFlags):
         metavar="TS|TIME",
     )
     kafka_patience: float = flag(
-        "10m", "How long Kafka may not answer before the replay fails (at startup: at most 1m).", kind=shared.TIME
+        "10m", "How long Kafka may not answer before the replay fails (at startup: at most 1m).", kind=kinds.TIME
     )
     scratch_dir: str = SCRATCH_DIR()
     sorter_memory: int = SORTER_MEMORY()
     status_every: float = flag(
-        "10s", "Interval between status lines on stderr, in --log-file or as JSON.", kind=shared.TIME
+        "10s", "Interval between status lines on stderr, in --log-file or as JSON.", kind=kinds.TIME
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, command, flag, given
 from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
@@ -65,7 +65,7 @@ class BulkLoadFlags(shared.CommandFlags):
     )
     staging: str = flag(
         "",
-        f"URL of a folder for the SSTs, which need about the space of the rows: {shared.URLS} (required, but not with --mode put).",
+        f"URL of a folder for the SSTs, which need about the space of the rows: {backup_flags.URLS} (required, but not with --mode put).",
         metavar="URL",
     )
     keep_staging: bool = flag(False, "Keep the SSTs after the load; they are a backup that `tikv-br restore` reads.")
@@ -76,7 +76,7 @@ class BulkLoadFlags(shared.CommandFlags):
         16,
         "Maximum number of concurrent files, with --mode put of requests.",
         shared=True,
-        limits=(1, shared.MAX_CONCURRENCY),
+        limits=(1, kinds.MAX_CONCURRENCY),
     )
     allow_overwrite: bool = flag(
         False,
@@ -87,7 +87,7 @@ class BulkLoadFlags(shared.CommandFlags):
     checksum: bool = flag(True, "Compare the checksums of the target with those of the rows.")
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
-    storage_flags: shared.StorageFlags
+    storage_flags: backup_flags.StorageFlags
     spark: shared.SparkFlags
     resume: bool = flag(True, "Use the SSTs of an unfinished run of this command, or discard them and start over.")
     lock_wait: float = shared.LOCK_WAIT()

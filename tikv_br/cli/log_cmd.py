@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
-from tikv_br.cli import key_flags, shared
+from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, label, quote, read_key
 from tikv_br.cli.progress import progress_display
@@ -30,10 +30,10 @@ UPLOAD_RATE = partial(
     flag,
     "0",
     "Maximum upload rate in bytes per second, as 10MiB; a plain number is MiB (0 = unlimited).",
-    kind=shared.RATE,
+    kind=kinds.RATE,
 )
 LOG_NAME = partial(flag, LOG_ID, "Name of the log archive.", "--log-id", "--id", metavar="NAME")
-PLACE = f"Directory or prefix that contains the log: {shared.URLS}"
+PLACE = f"Directory or prefix that contains the log: {backup_flags.URLS}"
 
 
 class LogStateFlags(StateFlags):
@@ -42,18 +42,18 @@ class LogStateFlags(StateFlags):
 
 class LogStartFlags(FollowFlags):
     cluster: shared.ClusterFlags
-    storage: str = shared.storage(PLACE)
+    storage: str = backup_flags.storage(PLACE)
     flush_interval: float = flag(
-        "30s", "Interval between writes to the storage. This plus --hold-back is about the RPO.", kind=shared.TIME
+        "30s", "Interval between writes to the storage. This plus --hold-back is about the RPO.", kind=kinds.TIME
     )
     flush_size: int = flag(
         "64MiB",
         "Write earlier once this many bytes of changes are buffered.",
-        kind=shared.SIZE,
+        kind=kinds.SIZE,
     )
     ratelimit: int = UPLOAD_RATE()
     sink_patience: float = flag(
-        "10m", "How long to retry writes to the log's storage before the command fails.", kind=shared.TIME
+        "10m", "How long to retry writes to the log's storage before the command fails.", kind=kinds.TIME
     )
     state: LogStateFlags
 
@@ -72,8 +72,8 @@ def start_log(flags: LogStartFlags) -> None:
     follow_feed(flags.out, flags.options(target, flags.sink_patience), flags.status)
 
 
-class LogFlags(shared.BackupFlags):
-    storage: str = shared.storage(PLACE)
+class LogFlags(backup_flags.BackupFlags):
+    storage: str = backup_flags.storage(PLACE)
     name: str = LOG_NAME()
 
     @cached_property
@@ -114,7 +114,7 @@ class LogCompactFlags(LogFlags):
         metavar="TS|TIME|latest",
     )
     grace: float = flag(
-        "24h", "How long replaced segments are kept for restores that already use them.", kind=shared.TIME
+        "24h", "How long replaced segments are kept for restores that already use them.", kind=kinds.TIME
     )
     ratelimit: int = UPLOAD_RATE()
     tasks: shared.TaskFlags
@@ -227,7 +227,7 @@ def changes(flags: LogChangesFlags) -> None:
     key = read_key(flags.key, flags.form, "KEY")
     first = parse_ts(flags.since, "--since") if flags.since else 0
     archive = flags.open()
-    last = shared.parse_ts_or_latest(flags.until, "--until") or MAX_TS
+    last = backup_flags.parse_ts_or_latest(flags.until, "--until") or MAX_TS
     found = changes_of(archive, key, first, last)
     rows = []
     for each in found:
@@ -300,7 +300,7 @@ def compact_log(flags: LogCompactFlags) -> None:
         CompactionOptions,
         storage=flags.location,
         log_id=flags.log_id,
-        until_ts=shared.parse_ts_or_latest(flags.until, "--until"),
+        until_ts=backup_flags.parse_ts_or_latest(flags.until, "--until"),
         rate_limit=flags.ratelimit,
         spark_settings=flags.tasks.spark_settings(),
     )

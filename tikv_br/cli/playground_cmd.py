@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tikv_br.cli import shared
+from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import REQUIRED, command, flag
 from tikv_br.cli.output import Output
 from tikv_br.formats.api_version import ApiVersion
@@ -35,18 +35,16 @@ class PlaygroundFlags(DirectoryFlags):
     pd_members: int | None = flag(
         None, "Members of PD, of which one leads (default: 1).", "--pds", limits=(1, 7), metavar="N"
     )
-    region_split_size: int | None = flag(
-        None, "Size above which regions are split (default: 256MiB).", kind=shared.SIZE
-    )
-    election_timeout: float | None = flag(None, "Leader election timeout (default: 10s).", kind=shared.TIME)
+    region_split_size: int | None = flag(None, "Size above which regions are split (default: 256MiB).", kind=kinds.SIZE)
+    election_timeout: float | None = flag(None, "Leader election timeout (default: 10s).", kind=kinds.TIME)
     disconnect_delay: float | None = flag(
-        None, "Delay before PD reports a dead store as Disconnected (default: 20s).", kind=shared.TIME
+        None, "Delay before PD reports a dead store as Disconnected (default: 20s).", kind=kinds.TIME
     )
     keyspace_split_delay: float | None = flag(
-        None, "Delay before PD pre-splits keyspaces (default: 3s).", kind=shared.TIME
+        None, "Delay before PD pre-splits keyspaces (default: 3s).", kind=kinds.TIME
     )
     resolved_ts_interval: float | None = flag(
-        None, "Interval of resolved-ts events in CDC streams (default: 1s).", kind=shared.TIME
+        None, "Interval of resolved-ts events in CDC streams (default: 1s).", kind=kinds.TIME
     )
     gc_barriers: bool | None = flag(
         None, "Emulate the GC barriers of newer versions of PD (default: no).", "--gc-barriers/--no-gc-barriers"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tikv_br.cli import key_flags, shared
+from tikv_br.cli import key_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, confirmation, human_bytes, human_seconds, listed, quote, read_key, show
 from tikv_br.cli.progress import progress_display
@@ -91,7 +91,7 @@ class GetFlags(KeyFlags, key_flags.KeyAndValueFormatFlags):
 class PutFlags(GetFlags):
     name: str = KEY()
     value: str = argument(REQUIRED, "VALUE", "Value, encoded as --value-format says.")
-    ttl: float = flag("0s", "Time until the key expires, in whole seconds (0 = never).", kind=shared.TIME)
+    ttl: float = flag("0s", "Time until the key expires, in whole seconds (0 = never).", kind=kinds.TIME)
 
 
 @command("raw put", example="user:1 Ada --pd 10.0.0.1:2379")
@@ -212,7 +212,7 @@ def whole_seconds(duration: float) -> int:
 
 
 class ScanFlags(RawRangeFlags):
-    limit: int = flag(0, "Maximum number of pairs to print (0 = all).", limits=(0, shared.MAX_COUNT))
+    limit: int = flag(0, "Maximum number of pairs to print (0 = all).", limits=(0, kinds.MAX_COUNT))
     with_ttl: bool = flag(False, "Also print the expiry of each pair; costs one more request per pair.")
 
 
@@ -279,13 +279,13 @@ class ImportFlags(RawFlags):
     form: KeyForm | None = flag(
         None, "Format of keys and values in a text file.", "--format", show_default="hex in JSON, raw in CSV"
     )
-    count: int | None = flag(None, "Generate this many pairs instead of reading a file.", limits=(0, shared.MAX_COUNT))
-    value_size: int = flag("100", "Size of each generated value.", kind=shared.SIZE)
+    count: int | None = flag(None, "Generate this many pairs instead of reading a file.", limits=(0, kinds.MAX_COUNT))
+    value_size: int = flag("100", "Size of each generated value.", kind=kinds.SIZE)
     seed: int = shared.SEED("Seed of generated values; the same seed gives the same values.")
     ttl: float = flag(
-        "0s", "TTL of pairs that have none in the file, in whole seconds (0 = never expire).", kind=shared.TIME
+        "0s", "TTL of pairs that have none in the file, in whole seconds (0 = never expire).", kind=kinds.TIME
     )
-    concurrency: int = flag(8, "Maximum number of concurrent batches.", limits=(1, shared.MAX_CONCURRENCY))
+    concurrency: int = flag(8, "Maximum number of concurrent batches.", limits=(1, kinds.MAX_CONCURRENCY))
 
 
 @command("raw load", example="users.csv --pd 10.0.0.1:2379", hidden=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from tikv_br.cli import key_flags, shared
+from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import Command, Flags, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
@@ -60,7 +60,7 @@ class PointFlags(Flags):
         "timestamps up to 3 s old.",
         metavar="TS|TIME",
     )
-    allow_inexact: bool = shared.ALLOW_INEXACT()
+    allow_inexact: bool = backup_flags.ALLOW_INEXACT()
     work_storage: str = flag(
         "",
         "URL for the temporary merged backup, which needs the space of a full backup (default: next to the log or, without one, to the "
@@ -69,14 +69,14 @@ class PointFlags(Flags):
     )
 
     def options(
-        self, restore: RestoreOptions, log: LogSource | None, storage_flags: shared.StorageFlags
+        self, restore: RestoreOptions, log: LogSource | None, storage_flags: backup_flags.StorageFlags
     ) -> PointOptions | None:
         """None if the backup is restored as it is: without a time and a log, and if it is not incremental. Raises `UsageError`."""
         if not self.until + self.before and log is None and not _is_increment(restore.storage):
             return None
         if self.before and self.until != type(self).until:
             raise UsageError("--until and --before cannot be combined", hint="Pass one of them.")
-        ts = shared.parse_ts_or_latest(self.until or "latest", "--until")
+        ts = backup_flags.parse_ts_or_latest(self.until or "latest", "--until")
         before = parse_ts(self.before, "--before") if self.before else 0
         from tikv_br.point_in_time import PointOptions, just_before
 
@@ -122,7 +122,7 @@ class RestoreRangeFlags(key_flags.RangeFlags):
         return replace(self, span="", start=first, end=last)
 
 
-class RestoreFlags(shared.BackupFlags):
+class RestoreFlags(backup_flags.BackupFlags):
     cluster: shared.ClusterFlags
     range: RestoreRangeFlags
     keyspace: int | None = flag(
@@ -149,12 +149,12 @@ class RestoreFlags(shared.BackupFlags):
         "Give ingested rows a new timestamp, so that newer tombstones in the target do not hide them (API V2). auto: if the backup "
         "comes from the target cluster, rows are newer than the target's TSO, or tombstones hide rows. Plain --restamp: always.",
     )
-    concurrency: int = flag(16, "Maximum number of concurrent files.", shared=True, limits=(1, shared.MAX_CONCURRENCY))
+    concurrency: int = flag(16, "Maximum number of concurrent files.", shared=True, limits=(1, kinds.MAX_CONCURRENCY))
     region_bytes: int = flag(
         "96MiB",
         "Split the target before the ingest into regions of about this size of keys and values, only where files start.",
         "--region-size",
-        kind=shared.SIZE,
+        kind=kinds.SIZE,
     )
     import_mode: bool = flag(
         False,
@@ -186,16 +186,16 @@ class RestoreFlags(shared.BackupFlags):
     report: str = shared.REPORT()
 
 
-class RawRestoreFlags(RestoreFlags, shared.ChosenBackupFlags):
-    storage: str = shared.CHOSEN_STORAGE()
+class RawRestoreFlags(RestoreFlags, backup_flags.ChosenBackupFlags):
+    storage: str = backup_flags.CHOSEN_STORAGE()
     point: PointFlags
-    source: shared.LogSourceFlags
+    source: backup_flags.LogSourceFlags
 
 
 class PointRestoreFlags(RestoreFlags):
-    chosen: str = shared.chosen_backup("--full-backup-storage")
-    storage: str = shared.storage(f"URL of the log archive: {shared.URLS}")
-    log_id: str = shared.LOG_ID()
+    chosen: str = backup_flags.chosen_backup("--full-backup-storage")
+    storage: str = backup_flags.storage(f"URL of the log archive: {backup_flags.URLS}")
+    log_id: str = backup_flags.LOG_ID()
     full_backup_storage: str = flag(
         "",
         "URL of the backup to start from, full or incremental, or with ID or newest, parent URL of the backups.",
@@ -225,7 +225,9 @@ def restore_point(flags: PointRestoreFlags, context: typer.Context) -> None:
     from tikv_br.archive.log import LogSource
 
     log = LogSource(flags.location, flags.log_id)
-    backup = shared.choose(context, flags.storage_flags, "full_backup_storage", flags.chosen, flags.full_backup_storage)
+    backup = backup_flags.choose(
+        context, flags.storage_flags, "full_backup_storage", flags.chosen, flags.full_backup_storage
+    )
     _restore("restore point", flags, backup, flags.point, log)
 
 

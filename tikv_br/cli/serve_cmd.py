@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.sync_view import signals_stop
 from tikv_br.errors import UsageError
@@ -32,7 +32,7 @@ class ShownClusterFlags(shared.ClusterFlags):
 
 
 class ServeFlags(shared.CommandFlags):
-    storage: list[str] = shared.storage(
+    storage: list[str] = backup_flags.storage(
         "Parent URL of backups to show, as for `tikv-br list` (may be repeated).", default=[]
     )
     log: list[str] = flag(
@@ -65,15 +65,15 @@ class ServeFlags(shared.CommandFlags):
         metavar="TEXT",
     )
     token_file: str = flag("", "File with the token to log in with.", metavar="FILE")
-    refresh: float = flag("30s", "Time between two reads of a source.", kind=shared.TIME)
-    max_lag: float = flag("5m", "Lag above which a log archive needs attention.", kind=shared.TIME)
+    refresh: float = flag("30s", "Time between two reads of a source.", kind=kinds.TIME)
+    max_lag: float = flag("5m", "Lag above which a log archive needs attention.", kind=kinds.TIME)
     max_backup_age: list[str] = flag(
         ["30h"],
         "Age above which the newest backup of a --storage needs attention (0 = none), or of the backups whose path "
         "or URL begins with PREFIX (may be repeated).",
         metavar="[PREFIX=]DURATION",
     )
-    storage_flags: shared.StorageFlags
+    storage_flags: backup_flags.StorageFlags
 
     def address(self) -> Address:
         """Return the address to listen at. Raises `UsageError`."""
@@ -113,7 +113,7 @@ class ServeFlags(shared.CommandFlags):
         for given in self.max_backup_age:
             prefix, _, text = given.rpartition("=")
             try:
-                ages.append(AgeLimit(shared.parse_duration(text), prefix))
+                ages.append(AgeLimit(kinds.parse_duration(text), prefix))
             except typer.BadParameter as error:
                 raise UsageError(
                     f"--max-backup-age {given}: {error.message}", hint="Pass 30h or weekly/=8d, for example."
@@ -130,7 +130,7 @@ class ServeFlags(shared.CommandFlags):
         return read_key(own) if self.status and own.is_file() else SecretText()
 
 
-def _log_source(url: str, storage: shared.StorageFlags) -> LogSource:
+def _log_source(url: str, storage: backup_flags.StorageFlags) -> LogSource:
     """A log archive by its URL. Raises `UsageError`."""
     from urllib.parse import unquote
 

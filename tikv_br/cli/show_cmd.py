@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import key_flags, shared
+from tikv_br.cli import backup_flags, key_flags
 from tikv_br.cli.command import argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, label, quote, read_key
 from tikv_br.cluster.timestamps import show_time, show_ts
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class ShowFlags(shared.ChosenBackupFlags):
+class ShowFlags(backup_flags.ChosenBackupFlags):
     view: Literal["summary", "ranges", "files"] = flag("summary", "Part of the backup to show.")
-    source: shared.LogSourceFlags
+    source: backup_flags.LogSourceFlags
 
 
 @command("show", example="s3://backups/monday --view files")
@@ -149,10 +149,10 @@ def _bounds(span: KeyRange) -> tuple[str, str]:
     return span.start.hex() or "-", span.end.hex() or "-"
 
 
-class CatFlags(shared.ChosenBackupFlags, key_flags.KeyAndValueFormatFlags):
+class CatFlags(backup_flags.ChosenBackupFlags, key_flags.KeyAndValueFormatFlags):
     """Flags of ``cat``; a single argument is in `chosen`, even if it is the key."""
 
-    chosen: str = shared.chosen_backup("--storage")
+    chosen: str = backup_flags.chosen_backup("--storage")
     key: str | None = argument(None, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
     keyspace: int | None = flag(
         None, "Keyspace of the key, by id; required if the backup has several.", limits=(0, MAX_KEYSPACE), metavar="ID"

@@ -8,7 +8,7 @@ import threading
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output
 from tikv_br.cli.sync_options import (
@@ -39,7 +39,7 @@ class DiffModeFlags(Flags):
     """The passes of ``--mode diff``."""
 
     interval: float = flag(
-        "30s", "With --mode diff: time from the start of one pass to the start of the next.", kind=shared.TIME
+        "30s", "With --mode diff: time from the start of one pass to the start of the next.", kind=kinds.TIME
     )
     exact_every: int = flag(
         0,
@@ -60,7 +60,7 @@ class FollowFlags(shared.CommandFlags):
     etcd: shared.EtcdFlags
     feed: FeedFlags
     status: StatusFlags
-    storage_flags: shared.StorageFlags
+    storage_flags: backup_flags.StorageFlags
 
     def options(self, target: Target, patience: float) -> SyncOptions:
         """Return the options, with defaults for what the sink of a log does not have. Raises `UsageError`."""

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tikv_br.cli import key_flags, shared
+from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import Flags, flag
 from tikv_br.cli.output import KeyForm
 from tikv_br.cluster.timestamps import MAX_TS, parse_ts
@@ -40,7 +40,7 @@ SORTER_MEMORY = partial(
     flag,
     "256MiB",
     "Maximum memory for buffered changes, per sync or sub-span; the rest spills to the scratch directory.",
-    kind=shared.SIZE,
+    kind=kinds.SIZE,
 )
 
 
@@ -93,14 +93,14 @@ class StatusFlags(ServerFlags):
     status_every: float = flag(
         "10s",
         "Interval between status lines on stderr, in --log-file or as JSON. A terminal shows the status live.",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
     status_addr: str = flag(
         "",
         "Serve a status page, /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
         metavar="[HOST:]PORT",
     )
-    max_lag: float = flag("5m", "Checkpoint lag above which /healthz and metrics report unhealthy.", kind=shared.TIME)
+    max_lag: float = flag("5m", "Checkpoint lag above which /healthz and metrics report unhealthy.", kind=kinds.TIME)
 
     def check(self) -> None:
         """Check the flags before any connection is made. Raises `UsageError`."""
@@ -133,7 +133,7 @@ SINK_RATE = partial(
     flag,
     "0",
     "Maximum rate of writes to the sink in bytes of keys and values per second, as 10MiB; a plain number is MiB (0 = unlimited).",
-    kind=shared.RATE,
+    kind=kinds.RATE,
 )
 
 
@@ -146,7 +146,7 @@ class SinkFlags(Flags):
     )
     sink_tls: SinkTlsFlags
     sink_concurrency: int = flag(
-        4, "Maximum number of concurrent requests to a tikv:// sink.", limits=(1, shared.MAX_CONCURRENCY)
+        4, "Maximum number of concurrent requests to a tikv:// sink.", limits=(1, kinds.MAX_CONCURRENCY)
     )
     sink_batch_size: int = flag(
         512,
@@ -154,9 +154,9 @@ class SinkFlags(Flags):
         limits=(1, MAX_BATCH_ROWS),
     )
     sink_ratelimit: int = SINK_RATE()
-    sink_backoff: float = flag("5s", "Maximum wait between retries of writes to the sink.", kind=shared.TIME)
+    sink_backoff: float = flag("5s", "Maximum wait between retries of writes to the sink.", kind=kinds.TIME)
     sink_patience: float = flag(
-        "10m", "How long to retry an unavailable sink, including at startup, before the sync fails.", kind=shared.TIME
+        "10m", "How long to retry an unavailable sink, including at startup, before the sync fails.", kind=kinds.TIME
     )
     allow_loss: str = flag(
         "",
@@ -164,7 +164,7 @@ class SinkFlags(Flags):
         metavar="ttl",
     )
 
-    def target(self, storage: shared.StorageFlags | None = None) -> Target:
+    def target(self, storage: backup_flags.StorageFlags | None = None) -> Target:
         """Return the target of changes; `storage` has the flags for a log archive. Raises `UsageError`."""
         if not self.sink:
             raise UsageError("--sink is missing", hint="Pass a URL, for example --sink tikv://PD.")
@@ -173,7 +173,7 @@ class SinkFlags(Flags):
         from tikv_br.incremental.kafka.url import KafkaUrl
         from tikv_br.incremental.sinks.url import parse
 
-        target = parse(self.sink, (storage or shared.StorageFlags()).locate)
+        target = parse(self.sink, (storage or backup_flags.StorageFlags()).locate)
         if isinstance(target, KafkaUrl):
             self._check_kafka()
         return target
@@ -221,7 +221,7 @@ class StartFlags(Flags):
     )
     start_ts: str = flag("", "Start after this time: now, a PD timestamp, a time or an age.", metavar="TS|TIME|now")
 
-    def start(self, storage: shared.StorageFlags) -> Start | None:
+    def start(self, storage: backup_flags.StorageFlags) -> Start | None:
         """The start; None = not given. Raises `UsageError` for more than one."""
         if sum(map(bool, (self.from_backup, self.from_backup_ts, self.start_ts))) > 1:
             raise UsageError(
@@ -239,7 +239,7 @@ class StartFlags(Flags):
             return FromNow()
         return FromTs(parse_ts(self.start_ts, "--start-ts"))
 
-    def required(self, storage: shared.StorageFlags) -> Start:
+    def required(self, storage: backup_flags.StorageFlags) -> Start:
         """The start. Raises `UsageError` for none, and for more than one."""
         start = self.start(storage)
         if start is None:
@@ -253,13 +253,13 @@ class FeedFlags(Flags):
         "TTL of the service safe point: how long GC waits for a stopped sync (at least 1m).",
         "--gc-ttl",
         "--gcttl",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
     hold_back: float | None = flag(
         None,
         "Delay changes by this long, to wait for late ones after a leader transfer. Adds to the lag. Less than the stores need is "
         "refused, but 0 turns it off and can lose changes (default: what the stores need, at least 3s).",
-        kind=shared.TIME,
+        kind=kinds.TIME,
     )
 
 
@@ -280,7 +280,7 @@ class StateFlags(Flags):
         metavar="DIR|URL",
     )
     checkpoint_every: float = flag(
-        "1s", "Interval between saves of the checkpoint. Each save costs a LIST and a PUT on S3.", kind=shared.TIME
+        "1s", "Interval between saves of the checkpoint. Each save costs a LIST and a PUT on S3.", kind=kinds.TIME
     )
     scratch_dir: str = SCRATCH_DIR()
     sorter_memory: int = SORTER_MEMORY()
@@ -292,7 +292,7 @@ class StateFlags(Flags):
         return self.name or (LOG_ID if isinstance(target, LogTarget) else SYNC_ID)
 
     def state(
-        self, cluster: shared.ClusterFlags, storage: shared.StorageFlags, etcd: shared.EtcdFlags, target: Target
+        self, cluster: shared.ClusterFlags, storage: backup_flags.StorageFlags, etcd: shared.EtcdFlags, target: Target
     ) -> StorageLocation | EtcdConfig:
         """Return the location of the checkpoint: for a log archive beside it. It is never encrypted.
 

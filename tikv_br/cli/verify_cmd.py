@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import shared
+from tikv_br.cli import backup_flags, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed, reporting
 from tikv_br.cli.progress import progress_display
@@ -21,7 +21,7 @@ class ComparedFlags(shared.ClusterFlags):
     pd: list[str] = shared.pd("PD endpoints of the cluster to compare with (--level restore only).")
 
 
-class VerifyFlags(shared.ChosenBackupFlags):
+class VerifyFlags(backup_flags.ChosenBackupFlags):
     level: Literal["meta", "files", "data", "restore"] = flag(
         "files",
         "meta: metadata and file list. files: also file checksums. data: also every row. restore: compare the cluster at --pd with the "

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tikv_br.archive.maintenance import LogStatus
 from tikv_br.archive.records import LogState
-from tikv_br.serve.model import Backup, Drills, Gc, Newest, Overview, OverviewFinding, Source
+from tikv_br.serve.model import Backup, Drills, Gc, Newest, Overview, OverviewFinding
 from tikv_br.serve.sources import Sync
 
 GC_LIMIT = 86400.0
@@ -79,14 +78,7 @@ def _is_below(backup: Backup, prefix: str) -> bool:
 
 def find_problems(shown: Overview, limits: OverviewLimits) -> Iterator[OverviewFinding]:
     """Everything that needs attention: first what cannot be read."""
-    groups: tuple[tuple[str, Sequence[HasSource]], ...] = (
-        ("backups", shown.storages),
-        ("logs", shown.archives),
-        ("syncs", shown.status_pages),
-        ("drills", shown.drills),
-        ("gc", shown.gc),
-    )
-    for section, group in groups:
+    for section, _, group in shown.sections:
         for each in group:
             if each.source.error:
                 yield OverviewFinding(
@@ -105,14 +97,6 @@ def find_problems(shown: Overview, limits: OverviewLimits) -> Iterator[OverviewF
 
 
 RETRY = "It is read again automatically. Run `tikv-br serve` with --log-level debug to log the cause."
-
-
-class HasSource(Protocol):
-    """A part of the overview that comes from a source."""
-
-    @property
-    def source(self) -> Source:
-        """Source in which the problem was found."""
 
 
 def _old_backup(newest: Newest) -> OverviewFinding:

@@ -30,6 +30,6 @@ def collect(shown: Overview) -> Iterator[Metric]:
         "tikv_br_serve_findings", "Things that need attention, by section of the page.", labels=["section"]
     )
     counts = Counter(each.section for each in shown.findings)
-    for section in ("backups", "logs", "syncs", "drills", "gc"):
+    for section, _, _ in shown.sections:
         findings.add_metric([section], counts[section])
     yield findings

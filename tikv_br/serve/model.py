@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -198,6 +199,17 @@ class Overview:
     drills: tuple[Drills, ...]
     gc: tuple[Gc, ...]
     findings: tuple[OverviewFinding, ...]
+
+    @property
+    def sections(self) -> tuple[tuple[str, str, Sequence[Storage | Archive | StatusPage | Drills | Gc]], ...]:
+        """Id and title of each section of the page, and what it shows."""
+        return (
+            ("backups", "Backups", self.storages),
+            ("logs", "Log archives", self.archives),
+            ("syncs", "Syncs", self.status_pages),
+            ("drills", "Drills", self.drills),
+            ("gc", "Garbage collection", self.gc),
+        )
 
     @property
     def backups(self) -> tuple[Backup, ...]:

@@ -164,7 +164,7 @@ class Site:
             seconds=age,
             physical_ms=physical_ms,
             moment=moment,
-            sections=_sections(overview),
+            sections=[(anchor, title) for anchor, title, shown in overview.sections if shown],
             tiles=make_tiles(overview, now_ms),
             archives=[each for each in overview.archives if each.status],
             syncs=[each for page in overview.status_pages for each in page.syncs],
@@ -200,18 +200,6 @@ def moment(milliseconds: int) -> str:
         return utc(milliseconds).removesuffix(" UTC")
     except (ValueError, OverflowError, OSError):
         return NONE
-
-
-def _sections(overview: Overview) -> list[tuple[str, str]]:
-    """Anchor and title of what there are sources of."""
-    groups: tuple[tuple[str, str, Sequence[object]], ...] = (
-        ("backups", "Backups", overview.storages),
-        ("logs", "Log archives", overview.archives),
-        ("syncs", "Syncs", overview.status_pages),
-        ("drills", "Drills", overview.drills),
-        ("gc", "Garbage collection", overview.gc),
-    )
-    return [(anchor, title) for anchor, title, group in groups if group]
 
 
 def _trends(drills: Drills) -> list[tuple[str, str, plot.Curve, list[str], list[str]]]:

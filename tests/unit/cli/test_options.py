@@ -20,24 +20,15 @@ from tikv_br.archive.compact import CompactionOptions
 from tikv_br.bulk_load.run import BulkLoadOptions
 from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cli.backup_cmd import RawBackupFlags
+from tikv_br.cli.backup_flags import AzblobFlags, GcsFlags, S3Flags
 from tikv_br.cli.command import Flags, leaves
 from tikv_br.cli.diff_cmd import DiffFlags
 from tikv_br.cli.drill_cmd import GoalFlags
+from tikv_br.cli.kinds import RATE, SIZE, TIME, parse_duration, parse_rate_limit, parse_size
 from tikv_br.cli.load_cmd import BulkLoadFlags
 from tikv_br.cli.log_cmd import LogCompactFlags
 from tikv_br.cli.main import app
 from tikv_br.cli.restore_cmd import RawRestoreFlags, RestoreRangeFlags
-from tikv_br.cli.shared import (
-    RATE,
-    SIZE,
-    TIME,
-    AzblobFlags,
-    GcsFlags,
-    S3Flags,
-    parse_duration,
-    parse_rate_limit,
-    parse_size,
-)
 from tikv_br.cli.verify_cmd import VerifyFlags
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.options import DiffOptions
