@@ -171,3 +171,24 @@ def common_prefix(left: Int, right: Int, limit: Int) -> Int:
     while at < limit and load_byte(left + at) == load_byte(right + at):
         at += 1
     return at
+
+
+@njit(forceinline=True)
+def varint_size(number: Int) -> Int:
+    """Bytes that `put_varint` writes."""
+    size = np.int64(1)
+    while number >= 0x80:
+        number >>= 7
+        size += 1
+    return size
+
+
+@njit(forceinline=True)
+def put_varint(at: Int, number: Int) -> Int:
+    """Write a varint; the address after it."""
+    while number >= 0x80:
+        store_byte(at, number & 0x7F | 0x80)
+        number >>= 7
+        at += 1
+    store_byte(at, number)
+    return at + 1

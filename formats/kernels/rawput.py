@@ -10,53 +10,31 @@ import numpy as np
 
 from tikv_br.formats.columns import Bytes, Numbers, Offsets
 from tikv_br.formats.jit import njit
-from tikv_br.formats.kernels.memory import U64, copy
+from tikv_br.formats.kernels.addresses import Int, address, copy, put_varint, store_byte, varint_size
 
 TAG_ROW = 0x12  # RawBatchPutRequest.pairs = 2 and RawBatchDeleteRequest.keys = 2
 TAG_KEY, TAG_VALUE = 0x12, 0x1A  # KvPair.key = 2 and .value = 3
-MORE = 0x80
 
 
 @njit(forceinline=True)
-def _varint_size(number: int) -> int:
-    size = 1
-    while number >= MORE:
-        number >>= 7
-        size += 1
-    return size
-
-
-@njit(forceinline=True)
-def _put_varint(out: Bytes, at: int, number: int) -> int:
-    """Write a number at `at`; where it ends."""
-    while number >= MORE:
-        out[U64(at)] = np.uint8(number & 0x7F | MORE)
-        number >>= 7
-        at += 1
-    out[U64(at)] = np.uint8(number)
-    return at + 1
-
-
-@njit(forceinline=True)
-def _field_size(size: int) -> int:
+def _field_size(size: Int) -> Int:
     """Return the size of a field with `size` bytes of content."""
-    return 1 + _varint_size(size) + size if size else 0
+    return 1 + varint_size(size) + size if size else np.int64(0)
 
 
 @njit(forceinline=True)
-def _head(out: Bytes, at: int, tag: int, size: int) -> int:
+def _head(at: Int, tag: Int, size: Int) -> Int:
     """Write tag and length of a field; where its bytes go."""
-    out[U64(at)] = tag
-    return _put_varint(out, at + 1, size)
+    store_byte(at, tag)
+    return put_varint(at + 1, size)
 
 
 @njit(forceinline=True)
-def _key(out: Bytes, at: int, prefix: Bytes, data: Bytes, start: int, stop: int) -> int:
-    """Write an RPC key; where it ends."""
-    copy(out, at, prefix, 0, len(prefix))
-    at += len(prefix)
-    copy(out, at, data, start, stop - start)
-    return at + stop - start
+def _key(at: Int, prefix: Bytes, key: Int, size: Int) -> Int:
+    """Write an RPC key, of the prefix and a user key at an address; where it ends."""
+    copy(at, address(prefix), prefix.size)
+    copy(at + prefix.size, key, size)
+    return at + prefix.size + size
 
 
 @njit
@@ -64,23 +42,23 @@ def pairs(
     key_offsets: Offsets, keys: Bytes, value_offsets: Offsets, values: Bytes, prefix: Bytes, first: int, stop: int
 ) -> Bytes:
     """The field ``pairs`` of a put."""
-    total = 0
+    total: Int = np.int64(0)
     for row in range(first, stop):
-        size = _field_size(len(prefix) + key_offsets[row + 1] - key_offsets[row])
+        size = _field_size(prefix.size + key_offsets[row + 1] - key_offsets[row])
         size += _field_size(value_offsets[row + 1] - value_offsets[row])
-        total += 1 + _varint_size(size) + size
+        total += 1 + varint_size(size) + size
     out = np.empty(total, np.uint8)
-    at = 0
+    keys_at, values_at = address(keys), address(values)
+    at: Int = address(out)
     for row in range(first, stop):
-        key_size = len(prefix) + key_offsets[row + 1] - key_offsets[row]
-        value_size = value_offsets[row + 1] - value_offsets[row]
-        at = _head(out, at, TAG_ROW, _field_size(key_size) + _field_size(value_size))
-        if key_size:
-            at = _head(out, at, TAG_KEY, key_size)
-            at = _key(out, at, prefix, keys, key_offsets[row], key_offsets[row + 1])
+        key_size, value_size = key_offsets[row + 1] - key_offsets[row], value_offsets[row + 1] - value_offsets[row]
+        rpc_size = prefix.size + key_size
+        at = _head(at, TAG_ROW, _field_size(rpc_size) + _field_size(value_size))
+        if rpc_size:
+            at = _key(_head(at, TAG_KEY, rpc_size), prefix, keys_at + key_offsets[row], key_size)
         if value_size:
-            at = _head(out, at, TAG_VALUE, value_size)
-            copy(out, at, values, value_offsets[row], value_size)
+            at = _head(at, TAG_VALUE, value_size)
+            copy(at, values_at + value_offsets[row], value_size)
             at += value_size
     return out
 
@@ -88,26 +66,27 @@ def pairs(
 @njit
 def names(key_offsets: Offsets, keys: Bytes, prefix: Bytes, first: int, stop: int) -> Bytes:
     """The field ``keys`` of a delete; here an empty key has a field as well, as all of a repeated one."""
-    total = 0
+    total: Int = np.int64(0)
     for row in range(first, stop):
-        size = len(prefix) + key_offsets[row + 1] - key_offsets[row]
-        total += 1 + _varint_size(size) + size
+        size = prefix.size + key_offsets[row + 1] - key_offsets[row]
+        total += 1 + varint_size(size) + size
     out = np.empty(total, np.uint8)
-    at = 0
+    keys_at = address(keys)
+    at: Int = address(out)
     for row in range(first, stop):
-        at = _head(out, at, TAG_ROW, len(prefix) + key_offsets[row + 1] - key_offsets[row])
-        at = _key(out, at, prefix, keys, key_offsets[row], key_offsets[row + 1])
+        size = key_offsets[row + 1] - key_offsets[row]
+        at = _key(_head(at, TAG_ROW, prefix.size + size), prefix, keys_at + key_offsets[row], size)
     return out
 
 
 @njit
 def packed(numbers: Numbers) -> Bytes:
     """Numbers one after the other, as in a packed field."""
-    total = 0
+    total: Int = np.int64(0)
     for index in range(len(numbers)):
-        total += _varint_size(numbers[index])
+        total += varint_size(numbers[index])
     out = np.empty(total, np.uint8)
-    at = 0
+    at: Int = address(out)
     for index in range(len(numbers)):
-        at = _put_varint(out, at, numbers[index])
+        at = put_varint(at, numbers[index])
     return out

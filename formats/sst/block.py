@@ -31,21 +31,12 @@ class ChecksumType(enum.IntEnum):
 
     def compute(self, pieces: Iterable[Readable], last: int) -> int:
         """The 32 bits over `pieces` followed by the byte `last`."""
-        return self.function(pieces, last)
-
-    @property
-    def function(self) -> Callable[[Iterable[Readable], int], int]:
-        """`compute` of this type."""
-        return _FUNCTIONS[self]
+        return _FUNCTIONS[self](pieces, last)
 
 
 def context_modifier(base: int, offset: int) -> int:
     """Return the number that format version 6 adds to a block's checksum, from its offset; 0 without a base."""
     return base ^ (offset + (offset >> 32)) & _LOW_32 if base else 0
-
-
-def _none(_pieces: Iterable[Readable], _last: int) -> int:
-    return 0
 
 
 def _masked_crc32c(pieces: Iterable[Readable], last: int) -> int:
@@ -57,30 +48,18 @@ def _masked_crc32c(pieces: Iterable[Readable], last: int) -> int:
     return (crc >> 15 | crc << 17) + _CRC_MASK_DELTA & _LOW_32
 
 
-def _xxhash(pieces: Iterable[Readable], last: int) -> int:
-    return _digest(xxhash.xxh32(), (*pieces, bytes((last,))))
-
-
-def _xxhash64(pieces: Iterable[Readable], last: int) -> int:
-    return _digest(xxhash.xxh64(), (*pieces, bytes((last,))))
-
-
-def _xxh3(pieces: Iterable[Readable], last: int) -> int:
-    return _digest(xxhash.xxh3_64(), pieces) ^ last * _XXH3_LAST_BYTE & _LOW_32
-
-
 def _digest(state: xxhash.xxh32 | xxhash.xxh64 | xxhash.xxh3_64, pieces: Iterable[Readable]) -> int:
     for piece in pieces:
         state.update(piece)
     return state.intdigest() & _LOW_32
 
 
-_FUNCTIONS = {
-    ChecksumType.NONE: _none,
+_FUNCTIONS: dict[ChecksumType, Callable[[Iterable[Readable], int], int]] = {
+    ChecksumType.NONE: lambda _pieces, _last: 0,
     ChecksumType.CRC32C: _masked_crc32c,
-    ChecksumType.XXHASH: _xxhash,
-    ChecksumType.XXHASH64: _xxhash64,
-    ChecksumType.XXH3: _xxh3,
+    ChecksumType.XXHASH: lambda pieces, last: _digest(xxhash.xxh32(), (*pieces, bytes((last,)))),
+    ChecksumType.XXHASH64: lambda pieces, last: _digest(xxhash.xxh64(), (*pieces, bytes((last,)))),
+    ChecksumType.XXH3: lambda pieces, last: _digest(xxhash.xxh3_64(), pieces) ^ last * _XXH3_LAST_BYTE & _LOW_32,
 }
 
 

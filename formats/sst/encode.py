@@ -25,9 +25,11 @@ from tikv_br.formats.kernels.addresses import (
     load,
     load_byte,
     load_item,
+    put_varint,
     store,
     store_byte,
     store_item,
+    varint_size,
     xor,
 )
 from tikv_br.formats.kernels.rawscan import NOT_THERE, next_pair
@@ -87,32 +89,11 @@ class Blocks(NamedTuple):
 
 
 @njit(forceinline=True)
-def varint_size(number: Int) -> Int:
-    """Bytes that `put_varint` writes."""
-    size = np.int64(1)
-    while number >= 0x80:
-        number >>= 7
-        size += 1
-    return size
-
-
-@njit(forceinline=True)
 def _lengths_size(shared: Int, unshared: Int, value_length: Int) -> Int:
     """Bytes of an entry's three lengths: nearly always 3."""
     if (shared | unshared | value_length) < 0x80:
         return np.int64(3)
     return varint_size(shared) + varint_size(unshared) + varint_size(value_length)
-
-
-@njit(forceinline=True)
-def put_varint(at: Int, number: Int) -> Int:
-    """Write a varint; the address after it."""
-    while number >= 0x80:
-        store_byte(at, number & 0x7F | 0x80)
-        number >>= 7
-        at += 1
-    store_byte(at, number)
-    return at + 1
 
 
 @njit(forceinline=True)

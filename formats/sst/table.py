@@ -6,7 +6,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -132,13 +132,6 @@ class SstIndex:
     handles: list[BlockHandle]
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    user_keys: bool
-    deltas: bool
-    first_keys: bool
-
-
 def read_index(blocks: BlockReader, handle: BlockHandle, properties: Mapping[str, bytes]) -> SstIndex:
     """Read the whole index.
 
@@ -148,32 +141,33 @@ def read_index(blocks: BlockReader, handle: BlockHandle, properties: Mapping[str
     kind = fixed_number(properties, INDEX_TYPE)
     if kind not in _INDEX_TYPES:
         raise UnsupportedFormat(f"index of type {kind}")
-    form = _Form(
+    decode = partial(
+        _decode,
         user_keys=bool(number(properties, INDEX_KEYS_ARE_USER_KEYS)),
         deltas=bool(number(properties, INDEX_VALUES_ARE_DELTAS)),
         first_keys=kind == _WITH_FIRST_KEYS,
     )
-    index = _checked(_decode(blocks.read(handle), form), handle.offset, "index")
+    index = _checked(decode(blocks.read(handle)), handle.offset, "index")
     if kind != _TWO_LEVELS:
         return index
     separators: list[bytes] = []
     handles: list[BlockHandle] = []
     for partition in index.handles:
-        part = _decode(blocks.read(partition), form)
+        part = decode(blocks.read(partition))
         separators += part.separators
         handles += part.handles
     data_limit = index.handles[0].offset if index.handles else 0
     return _checked(SstIndex(separators, handles), data_limit, "partitioned index")
 
 
-def _decode(block: Readable, form: _Form) -> SstIndex:
-    if form.deltas:
-        pairs = list(_delta_entries(bytes(block), with_first_keys=form.first_keys))
+def _decode(block: Readable, *, user_keys: bool, deltas: bool, first_keys: bool) -> SstIndex:
+    if deltas:
+        pairs = list(_delta_entries(bytes(block), with_first_keys=first_keys))
     else:
         pairs = [(key, decode_handle(value)[0]) for key, value in entries(block)]
-    if not form.user_keys and any(len(key) < _KEY_TRAILER for key, _ in pairs):
+    if not user_keys and any(len(key) < _KEY_TRAILER for key, _ in pairs):
         raise DamagedBytes("index key shorter than its sequence number")
-    return SstIndex([key if form.user_keys else key[:-_KEY_TRAILER] for key, _ in pairs], [at for _, at in pairs])
+    return SstIndex([key if user_keys else key[:-_KEY_TRAILER] for key, _ in pairs], [at for _, at in pairs])
 
 
 def _delta_entries(block: bytes, *, with_first_keys: bool) -> Iterator[tuple[bytes, BlockHandle]]:

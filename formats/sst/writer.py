@@ -79,7 +79,7 @@ class SstWriter:
         self._sink = sink
         self._options = options
         self._checksum = ChecksumType[options.checksum.upper()]
-        self._sum = self._checksum.function
+        self._sum = self._checksum.compute
         self._compress = compressor(options.compression, options.level)
         self._arena = Arena(options.block_size, options.restart_interval)
         self._index = IndexBuilder(options.format_version)
@@ -176,9 +176,10 @@ class SstWriter:
     def _write_sealed(self) -> None:
         """Write all sealed blocks; the open one moves to the arena's beginning."""
         arena = self._arena
-        blocks, ends = arena.memory.data, arena.block_ends
+        blocks = arena.memory.data
+        ends, separators, separator_ends = arena.sealed()
         sizes = [self._write_data(blocks[start:end]) for start, end in pairwise([0, *ends])]
-        self._index.add(arena.separators, arena.separator_ends, sizes)
+        self._index.add(separators, separator_ends, sizes)
         arena.restart(sum(ends[-1:]))
         self._flush()
 
@@ -242,22 +243,11 @@ class Arena:
         """The key of the next row, which a kernel has written."""
         return self._key(1 - int(self.state[encode.SLOT]), encode.LENGTH)
 
-    @property
-    def block_ends(self) -> list[int]:
-        """Return the end offset of each sealed block."""
-        ends: list[int] = self._ends[0, : self.state[encode.SEALED]].tolist()
-        return ends
-
-    @property
-    def separator_ends(self) -> list[int]:
-        """Return the end offset of each of the `separators`."""
-        ends: list[int] = self._ends[1, : self.state[encode.SEALED]].tolist()
-        return ends
-
-    @property
-    def separators(self) -> bytes:
-        """Return the internal keys that separate each sealed block from the next, concatenated."""
-        return self._separators[: self.state[encode.SEPARATED]].tobytes()
+    def sealed(self) -> tuple[list[int], bytes, list[int]]:
+        """Return the end offset of each sealed block, and the internal keys that separate it from the next with their end offsets."""
+        count = self.state[encode.SEALED]
+        separators = self._separators[: self.state[encode.SEPARATED]].tobytes()
+        return self._ends[0, :count].tolist(), separators, self._ends[1, :count].tolist()
 
     def reserve(self, longest_key: int) -> None:
         """Make room for keys of this length; there are no sealed blocks."""

@@ -33,10 +33,7 @@ class BackupWriter:
         self._store = store
 
     def commit(
-        self,
-        description: Description,
-        entries: Iterable[LedgerEntry],
-        confirm: Callable[[], None] = lambda: None,
+        self, description: Description, entries: Iterable[LedgerEntry], confirm: Callable[[], None] = lambda: None
     ) -> Manifest:
         """Verify that the entries cover the source ranges and that their files exist, then commit the backup.
 

@@ -72,11 +72,7 @@ def _examine(index: Index) -> tuple[dict[str, IndexEntry], list[Problem]]:
 
 
 def _is_stale(
-    index: Index,
-    entry_id: str,
-    entry: IndexEntry | None,
-    found: Mapping[str, IndexEntry],
-    problems: list[Problem],
+    index: Index, entry_id: str, entry: IndexEntry | None, found: Mapping[str, IndexEntry], problems: list[Problem]
 ) -> bool:
     """Return whether an entry has no backup. An unreadable entry is stale: if its backup exists, it has been found."""
     if entry_id in found:

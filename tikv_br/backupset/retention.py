@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -69,17 +69,11 @@ def _apply(newest_first: list[PruneCandidate], policy: Policy, reasons: dict[str
         ("weekly", policy.weekly, lambda moment: moment.isocalendar()[:2]),
         ("monthly", policy.monthly, lambda moment: (moment.year, moment.month)),
     ):
-        for each in _newest_of_periods(dated, count, period):
+        newest: dict[tuple[int, ...], PruneCandidate] = {}
+        for each in dated:
+            newest.setdefault(period(_EPOCH + timedelta(milliseconds=each.finished_ms)), each)
+        for each in list(newest.values())[:count]:
             reasons[each.id].append(name)
-
-
-def _newest_of_periods(
-    newest_first: list[PruneCandidate], count: int, period: Callable[[datetime], tuple[int, ...]]
-) -> list[PruneCandidate]:
-    newest: dict[tuple[int, ...], PruneCandidate] = {}
-    for each in newest_first:
-        newest.setdefault(period(_EPOCH + timedelta(milliseconds=each.finished_ms)), each)
-    return list(newest.values())[:count]
 
 
 def _keep_parents(parents: Mapping[str, str], reasons: dict[str, list[str]]) -> None:

@@ -235,10 +235,7 @@ def flush_request(cluster_id: int) -> brpb_pb2.BackupRequest:
 
 
 def flush_stores(
-    stores: Iterable[StoreClient],
-    cluster_id: int,
-    retry_budget: float,
-    gone: Callable[[], Collection[int]] = frozenset,
+    stores: Iterable[StoreClient], cluster_id: int, retry_budget: float, gone: Callable[[], Collection[int]] = frozenset
 ) -> None:
     """Flush each of these V2 stores, so that their later writes get timestamps above all that PD has issued.
 

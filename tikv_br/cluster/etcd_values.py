@@ -154,10 +154,7 @@ def _end(operation: Get | Delete | Compare) -> bytes:
 
 def _to_compare(compare: Compare) -> etcdserverpb_pb2.Compare:
     request = etcdserverpb_pb2.Compare(
-        key=compare.key.encode(),
-        range_end=_end(compare),
-        target=compare.target,
-        result=etcdserverpb_pb2.Compare.EQUAL,
+        key=compare.key.encode(), range_end=_end(compare), target=compare.target, result=etcdserverpb_pb2.Compare.EQUAL
     )
     if compare.target == CREATED:
         request.create_revision = compare.revision

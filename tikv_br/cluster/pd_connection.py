@@ -228,7 +228,7 @@ class PdConnection:
             asked = get_members.future(
                 pdpb_pb2.GetMembersRequest(), timeout=cancellation.request_seconds(self.config.connect_timeout)
             )
-            asked.add_done_callback(functools.partial(_put, answers, address))
+            asked.add_done_callback(functools.partial(lambda of, answer: answers.put((of, answer)), address))
         failures: dict[str, ClusterError] = {}
         is_there = False
         while len(failures) < len(addresses):
@@ -299,14 +299,6 @@ class PdConnection:
 
 def _is_passing(message: str) -> bool:
     return any(text in message for text in _LEADER_CHANGE) and _BAD_COUNT not in message
-
-
-def _put(
-    answers: queue.SimpleQueue[tuple[str, grpc.Future[pdpb_pb2.GetMembersResponse]]],
-    address: str,
-    answer: grpc.Future[pdpb_pb2.GetMembersResponse],
-) -> None:
-    answers.put((address, answer))
 
 
 def _unreachable(messages: Mapping[str, str]) -> ClusterUnreachable:

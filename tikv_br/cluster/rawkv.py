@@ -74,10 +74,7 @@ class RawClient:
         self._execution_ms = round(1000 * EXECUTION_SHARE * router.config.request_timeout)
         self.codec = codec
         self._context = partial(
-            Region.context,
-            api_version=codec.api_version,
-            cluster_id=cluster_id,
-            max_execution_ms=self._execution_ms,
+            Region.context, api_version=codec.api_version, cluster_id=cluster_id, max_execution_ms=self._execution_ms
         )
 
     def get(self, key: bytes) -> bytes | None:
@@ -220,12 +217,7 @@ class RawClient:
         return total
 
     def scan_pages(
-        self,
-        span: KeyRange,
-        page_rows: int = PAGE_ROWS,
-        *,
-        key_only: bool = False,
-        rate_limit: RateLimit | None = None,
+        self, span: KeyRange, page_rows: int = PAGE_ROWS, *, key_only: bool = False, rate_limit: RateLimit | None = None
     ) -> Iterator[ScanPage]:
         """Pages of RPC keys and user values of the RPC range; see `scan.scan_pages`."""
         from tikv_br.cluster.scan import scan_pages

@@ -53,12 +53,7 @@ class Router:
         self._space_of = space_of
 
     def call(
-        self,
-        bound: bytes,
-        send: Callable[[Region, StoreClient], T],
-        what: str,
-        *,
-        retry_unknown: bool = False,
+        self, bound: bytes, send: Callable[[Region, StoreClient], T], what: str, *, retry_unknown: bool = False
     ) -> T:
         """Run ``send(region, store)`` with the region that holds the physical key `bound` and its leader's store.
 

@@ -119,45 +119,30 @@ def scan_pages(
     sizer = PageSizer(page_rows)
     if rate_limit:
         sizer.page_bytes = min(PAGE_BYTES, rate_limit.bytes_per_second)
-    while not walk.done:
-        answer, end = walk.send_part(_Scan(sizer, key_only, rate_limit), "RawScan")
-        page = answer.page
-        sizer.record_page(page.rows, len(page.data))
-        walk.advance(page.last_key + b"\0" if answer.full else end)
-        if page.rows:
-            yield page
 
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    page: RawPage
-    full: bool
-    """True if the region's part may have more rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scan:
-    """Sends one RawScan; a `SendPart`."""
-
-    sizer: PageSizer
-    key_only: bool
-    rate_limit: RateLimit | None
-
-    def __call__(self, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> _Answer:
-        limit = self.sizer.rows
+    def scan(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> tuple[RawPage, bool]:
+        """A page, and whether the region's part may have more rows."""
+        limit = sizer.rows
         request = kvrpcpb_pb2.RawScanRequest(
-            context=context, start_key=start, end_key=end, limit=limit, key_only=self.key_only
+            context=context, start_key=start, end_key=end, limit=limit, key_only=key_only
         )
         try:
             data = store.raw_scan(request)
         except ClusterUnreachable:
             # Rows may have become so large that the page cannot be made, taken, or read in time.
-            self.sizer.shrink()
+            sizer.shrink()
             raise
-        if self.rate_limit is not None:
-            self.rate_limit.spend(store.store.id, len(data))
+        if rate_limit is not None:
+            rate_limit.spend(store.store.id, len(data))
         page = rawscan.measure(data) or measure_with_protobuf(data)
-        return _Answer(page, full=page.rows >= limit)
+        return page, page.rows >= limit
+
+    while not walk.done:
+        (page, full), end = walk.send_part(scan, "RawScan")
+        sizer.record_page(page.rows, len(page.data))
+        walk.advance(page.last_key + b"\0" if full else end)
+        if page.rows:
+            yield page
 
 
 def measure_with_protobuf(data: bytes) -> RawPage:

@@ -134,11 +134,7 @@ class StoreClient:
         return self._config.request_timeout
 
     def call(
-        self,
-        method: grpc.UnaryUnaryMultiCallable[Request, Response],
-        request: Request,
-        *,
-        timeout: float | None = None,
+        self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request, *, timeout: float | None = None
     ) -> Response:
         """Send one request of `kv`; `timeout` in seconds, by default the config's. With one of its own it can be cancelled."""
         if timeout is None:

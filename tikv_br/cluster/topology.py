@@ -107,10 +107,7 @@ def read_config(stores: Sequence[Store], tls: TlsFiles, timeout: float, retry_bu
     if not stores:
         raise ClusterUnfit("the cluster has no store that is up")
     found = RetryPolicy(retry_budget).run(
-        "configuration of the stores",
-        lambda: _ask_stores(stores, tls, timeout),
-        STORE_UNREACHABLE,
-        ClusterUnreachable,
+        "configuration of the stores", lambda: _ask_stores(stores, tls, timeout), STORE_UNREACHABLE, ClusterUnreachable
     )
     versions = {config.api_version for config in found.values()}
     if len(versions) > 1:
