@@ -61,22 +61,6 @@ def put(client: Client, key: bytes, value: bytes) -> bool:
     return not answer.HasField("region_error")
 
 
-def test_followers_and_strangers_refuse(client: Client) -> None:
-    """A follower names the leader; the same region under the same request id is refused twice, not under another."""
-    region = cut(client, b"follow")
-    with feeding(client, followers(region)[0]) as feed:
-        feed.register(region)
-        error = feed.await_error(region.id, "not_leader").error.not_leader
-        assert (error.region_id, error.leader) == (region.id, region.leader.to_pb())
-    with feeding(client, region.leader_store) as feed:
-        feed.register(region, request_id=7)
-        feed.register(region, request_id=7)
-        feed.await_error(region.id, "duplicate_request")
-        feed.register(region, request_id=8)
-        feed.await_initialized(2)
-        assert feed.errors() == [(region.id, "duplicate_request")]
-
-
 def test_splits_merges_and_moves_end_what_was_subscribed(client: Client, admin: PlaygroundAdmin) -> None:
     """A split returns the pieces, a merge nothing, a transfer the new leader; other regions of the stream continue."""
     region, other = cut(client, b"change"), cut(client, b"stay")

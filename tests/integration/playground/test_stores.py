@@ -19,25 +19,6 @@ from tikv_br.playground import cluster
 from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
 
 
-@pytest.mark.parametrize("api_version", list(ApiVersion))
-def test_put_get_scan_delete(tmp_path: Path, api_version: ApiVersion) -> None:
-    """In every API version what was put is read, scanned in both directions, summed and deleted."""
-    with running(tmp_path, api_version) as client:
-        rows = {b"k%03d" % number: b"value %d" % number for number in range(50)}
-        pairs = [kv.KvPair(key=client.key(key), value=value) for key, value in rows.items()]
-        assert client.call("RawBatchPut", b"k", kv.RawBatchPutRequest(pairs=pairs)) == kv.RawBatchPutResponse()
-        assert client.get(b"k007") == b"value 7"
-        start, end = client.key(b"k010"), client.key(b"k020")
-        scan = kv.RawScanRequest(start_key=start, end_key=end, limit=100)
-        expected = [(client.key(key), value) for key, value in rows.items() if b"k010" <= key < b"k020"]
-        assert [(pair.key, pair.value) for pair in client.call("RawScan", b"k", scan).kvs] == expected
-        back = kv.RawScanRequest(start_key=end, end_key=start, limit=3, reverse=True)
-        assert [(pair.key, pair.value) for pair in client.call("RawScan", b"k", back).kvs] == expected[:-4:-1]
-        client.call("RawDelete", b"k", kv.RawDeleteRequest(key=client.key(b"k010")))
-        assert client.get(b"k010") is None
-        assert [pair.key for pair in client.call("RawScan", b"k", scan).kvs] == [key for key, _ in expected[1:]]
-
-
 @pytest.mark.parametrize("api_version", [ApiVersion.V1TTL, ApiVersion.V2])
 def test_ttl_ends_on_the_stores_clock(tmp_path: Path, api_version: ApiVersion) -> None:
     """A pair with a TTL is there, with its remaining time, and is gone from all reads when it has passed."""
@@ -75,16 +56,6 @@ def test_requests_that_would_crash_a_store_are_recorded(tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError):
             client.get(b"k")
         assert "bad format" in client.playground.fatal_requests.all()[0].what
-
-
-def test_v2_keys_must_be_of_raw_mode(tmp_path: Path) -> None:
-    """A key without `r`, an empty one and a named column family are refused in the texts of wire-facts 1.6."""
-    with running(tmp_path, ApiVersion.V2) as client:
-        for key, text in ((b"k", "key: 6B"), (b"", "key: ")):
-            answer = client.call("RawPut", b"k", kv.RawPutRequest(key=key, value=b"v"))
-            assert answer.error == f"Key mode mismatched with the request mode, cmd: raw_put, storage: V2, {text}"
-        answer = client.call("RawPut", b"k", kv.RawPutRequest(key=client.key(b"k"), value=b"v", cf="default"))
-        assert answer.error == "cf is deprecated in API V2, cf name: default"
 
 
 def test_compare_and_swap_is_atomic(tmp_path: Path) -> None:
