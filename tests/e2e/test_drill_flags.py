@@ -18,8 +18,8 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.logs import write_log
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cli.main import run as tikv_br
-from tikv_br.drill.follower import SourceFollower
-from tikv_br.drill.report import SCENARIOS
+from tikv_br.drill.page import SCENARIOS
+from tikv_br.drill.tail import Tail
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
@@ -185,7 +185,7 @@ def test_a_cut_over_that_does_not_come_about_has_a_code_of_its_own(
     drills: Drills, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target stays behind for longer than --tail-patience: 65, and the page says by how much."""
-    monkeypatch.setattr(SourceFollower, "lag", lambda _: 31.0)
+    monkeypatch.setattr(Tail, "lag", lambda _: 31.0)
     flags = ("--tail", "100ms", "--tail-lag", "1s", "--tail-patience", "200ms", "--target-keyspace", str(SCRATCH))
     assert drills.run(65, *flags)["name"] == "CutOverFailed"
     assert drills.report["trouble"]["step"] == "follow the source"

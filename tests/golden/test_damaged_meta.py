@@ -14,7 +14,7 @@ from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
-from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 UNGUARDED = {"br_version", "cluster_id", "cluster_version", "ddls", "end_version", "start_version", "files.cipher_iv"}
@@ -25,7 +25,7 @@ BOUNDS = {"files.start_key", "files.end_key", "raw_ranges.start_key", "raw_range
 
 def refusal(folder: Path, findings: list[Finding] | None = None) -> BackupSetError | None:
     """Error of a verification that reads every row."""
-    options = VerifyOptions(parse(f"local://{folder}"), Level.DATA, executor=Executor.DRIVER)
+    options = VerifyOptions(parse(f"local://{folder}"), Level.DATA, executor="driver")
     try:
         verify(options, on_finding=([] if findings is None else findings).append)
     except BackupSetError as error:

@@ -14,7 +14,7 @@ from tests.support.tools import GOLDEN_BACKUPS
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.url import parse
-from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import VerifySummary, verify
 
 Meta = brpb_pb2.BackupMeta
@@ -23,7 +23,7 @@ FILE_LEVELS = (Level.META, Level.FILES, Level.DATA)
 
 def run(folder: Path, level: Level) -> VerifySummary:
     """Verify on threads."""
-    return verify(VerifyOptions(parse(f"local://{folder}"), level, executor=Executor.DRIVER))
+    return verify(VerifyOptions(parse(f"local://{folder}"), level, executor="driver"))
 
 
 @pytest.mark.parametrize("level", FILE_LEVELS)
@@ -67,7 +67,7 @@ def found(folder: Path, level: Level) -> list[Finding]:
     """Findings of a verification."""
     findings: list[Finding] = []
     with pytest.raises(BackupDamaged):
-        verify(VerifyOptions(parse(f"local://{folder}"), level, executor=Executor.DRIVER), on_finding=findings.append)
+        verify(VerifyOptions(parse(f"local://{folder}"), level, executor="driver"), on_finding=findings.append)
     return findings
 
 

@@ -22,7 +22,8 @@ from tikv_br.progress_events import Event, TasksProgress
 from tikv_br.tasks import executor
 from tikv_br.tasks.channel import ProgressListener, ProgressSender
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
-from tikv_br.tasks.session import SparkSettings, spark_context
+from tikv_br.tasks.session import spark_context
+from tikv_br.tasks.settings import SparkSettings
 from tikv_br.tasks.task import TaskContext, TaskMessage
 
 if TYPE_CHECKING:

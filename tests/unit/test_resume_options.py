@@ -21,7 +21,7 @@ from tikv_br.resume_options import MAY_CHANGE, chosen, chosen_differences, compa
 from tikv_br.storage.cloud_options import AzureOptions, CloudFlags, GcsOptions, S3Options
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.frames import Input
+from tikv_br.tasks.inputs import Input
 
 CLUSTER = ClusterConfig(pd=("127.0.0.1:2379",))
 PLACE = StorageLocation("local", "/backups")

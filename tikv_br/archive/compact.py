@@ -34,7 +34,7 @@ from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorChoice, ExecutorKind, ExecutorOptions, choose_executor, run_tasks
-from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, check_settings, is_local
+from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
 from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:

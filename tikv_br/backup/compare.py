@@ -46,8 +46,6 @@ class Verdict(enum.Enum):
 
 
 class _Comparison(NamedTuple):
-    """Comparison of an interval with the cluster."""
-
     verdict: Verdict
     sums: Checksum
     """The cluster's checksum."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tikv_br.backup import engines
 from tikv_br.backup.compare import compare_checksums
 from tikv_br.cluster import versions
-from tikv_br.cluster.safepoint import SafePointKeeper, safe_point_keeper
+from tikv_br.cluster.safepoint import safe_point_keeper
 from tikv_br.dataflow import path, steps
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.convert import CONVERTED_TS, Conversion
@@ -65,7 +65,8 @@ def check_cluster(context: BackupContext) -> None:
     target = info.api_version if options.dst_api_version is None else options.dst_api_version
     require_conversion(info.api_version, target, options.allow_loss)
     context.engine = choose_engine(options, info.api_version, target)
-    _check_executor(context)
+    if context.engine.executor == "spark" and not options.dry_run:
+        check_java()
     if target is not info.api_version:
         context.cluster.require(versions.CONVERSION)
     if options.checksum:
@@ -98,21 +99,11 @@ def protect_from_gc(context: BackupContext) -> None:
     if not context.backup_ts:
         return
     context.keeper = safe_point_keeper(context.cluster, context.first_run, context.backup_ts, context.options.gc_ttl)
-    if context.manifest is None:
-        _start_keeper(context, context.keeper)
-
-
-def _start_keeper(context: BackupContext, keeper: SafePointKeeper) -> None:
-    """Start the keeper. Raises `SafePointError`, with a hint if GC has passed the backup-ts of a resumed run."""
+    if context.manifest is not None:
+        return
     try:
-        keeper.start()
+        context.keeper.start()
     except SafePointError as error:
         if context.resumed_run:
             error.hint = "The unfinished run cannot be resumed. Pass --no-resume to remove its files and start over."
         raise
-
-
-def _check_executor(context: BackupContext) -> None:
-    """Raise `SparkUnavailable` if Spark is needed and cannot start."""
-    if context.engine.executor == "spark" and not context.options.dry_run:
-        check_java()

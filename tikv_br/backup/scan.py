@@ -118,7 +118,6 @@ class RangeScan:
             self._count(converted, PhaseSeconds(ttl=ttl, convert=convert, encode=encode))
 
     def _count(self, rows: BatchStats, seconds: PhaseSeconds) -> None:
-        """Add a page's rows and times to the totals."""
         self.source += rows.source
         self.dropped_ttls += rows.dropped_ttls
         self.seconds.add(seconds)
@@ -157,14 +156,12 @@ def run_scan_task(job: BackupJob, interval: KeyRange, context: TaskContext) -> T
     options, clusters = job.options, context.shared(ClusterPool)
     return try_task(
         context,
-        lambda: _Attempt(job, interval, context, clusters.get(options.cluster), open_store(options.storage)).run(),
+        lambda: _ScanAttempt(job, interval, context, clusters.get(options.cluster), open_store(options.storage)).run(),
     )
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """One attempt at a task."""
-
+class _ScanAttempt:
     job: BackupJob
     interval: KeyRange
     context: TaskContext
@@ -242,5 +239,4 @@ class _Attempt:
 
     @property
     def _source(self) -> Checksum:
-        """Sums of all rows so far."""
         return sum((scan.source for scan in self.scans), Checksum())

@@ -133,13 +133,11 @@ def run_store_task(job: BackupJob, interval: KeyRange, context: TaskContext) -> 
     options, clusters = job.options, context.shared(ClusterPool)
     return try_task(
         context,
-        lambda: _Attempt(job, interval, context, clusters.get(options.cluster), open_store(options.storage)).run(),
+        lambda: _StoreAttempt(job, interval, context, clusters.get(options.cluster), open_store(options.storage)).run(),
     )
 
 
-class _Attempt:
-    """One attempt at a task."""
-
+class _StoreAttempt:
     def __init__(
         self, job: BackupJob, interval: KeyRange, context: TaskContext, cluster: Cluster, store: ObjectStore
     ) -> None:
@@ -215,7 +213,6 @@ class _Attempt:
         return round_.advice
 
     def _store_ranges(self, gap: KeyRange) -> list[StoreRange]:
-        """The ranges of a gap by leader, as currently known to PD."""
         codec = self._converter.source
         regions = self._cluster.pd.scan_regions(codec.bound(gap.start), codec.bound(gap.end))
         return store_ranges(gap, regions, codec)
@@ -293,7 +290,6 @@ class _Attempt:
                 raise RequestRefused(f"{sent.who} wrote {written.name} of {covered}, which is outside its request")
 
     def _record(self) -> LedgerEntry:
-        """The ledger entry of the stores' files."""
         job = self._job
         recorder = FileRecorder(self._converter, job.with_ttl, self._options.checksum, job.expiry_in_properties)
         files: list[FileEntry] = []
@@ -344,7 +340,6 @@ class _Attempt:
         return tuple(found)
 
     def _regions_rewritten(self) -> tuple[RegionPart, ...]:
-        """Return the regions in the encoding of the rewritten files."""
         converter = self._converter
         longer = len(converter.target.prefix) - len(converter.source.prefix)
         counts = {
@@ -373,8 +368,6 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _SentRequest:
-    """A request in flight."""
-
     span: StoreRange
     folder: str
     """Folder of its files, relative to the backup."""
@@ -386,8 +379,6 @@ class _SentRequest:
 
 @dataclass(slots=True)
 class _Round:
-    """Requests that are in flight together."""
-
     sent: list[_SentRequest] = field(default_factory=list)
     streams: list[AnswerStream] = field(default_factory=list)
     advice: list[RetryAdvice] = field(default_factory=list)

@@ -11,6 +11,7 @@ may take over. A lease in a cloud outlives the longest outage that is ridden out
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -207,6 +208,12 @@ class PathLease:
         self.check()
         self._renew()
         self.check()
+
+    def still_holds(self) -> bool:
+        """Return whether the path is still ours, according to the storage or, if that fails, to the last renewal."""
+        with contextlib.suppress(LeaseLost, StorageError):
+            self.confirm()
+        return self.lost is None
 
     def release(self) -> None:
         """Release the path; a lost one is left alone. Idempotent. Raises `StorageError`, `BackupDamaged`; see `try_release`."""

@@ -106,7 +106,7 @@ def find_value(backup: BackupSet, user_key: bytes, keyspace_id: int | None = Non
     ``keyspace_id`` may be left out where the backup has one keyspace only. Raises `UsageError` for a key that the backup
     does not cover, `BackupDamaged` naming the file, `BackupUnsupported` for files that cannot be read row by row.
     """
-    codec = _codec(backup, keyspace_id)
+    codec = chosen_codec(backup, "" if keyspace_id is None else str(keyspace_id))
     rpc_key = codec.rpc_key(user_key)
     here = KeyRange(rpc_key, rpc_key + b"\0")
     if not any(whole.contains(here) for whole in backup.ranges):
@@ -120,11 +120,16 @@ def keyspaces_of(backup: BackupSet) -> tuple[int, ...]:
     return keyspaces_in(backup.api_version, backup.ranges)
 
 
-def _codec(backup: BackupSet, keyspace_id: int | None) -> KeyCodec:
+def chosen_codec(backup: BackupSet, keyspace: str) -> KeyCodec:
+    """The codec of the keyspace with an id; that of the only one for ``""``. Raises `UsageError`."""
     ids = keyspaces_of(backup) or (0,)
-    if keyspace_id is None and len(ids) > 1:
-        raise UsageError(f"the backup has keyspaces {', '.join(map(str, ids))}", hint="Pass --keyspace.")
-    return keyspace_codec(backup.api_version, ids[0] if keyspace_id is None else keyspace_id, "--keyspace")
+    if keyspace and not (keyspace.isascii() and keyspace.isdecimal()):
+        raise UsageError("--keyspace: backups only record the ids of keyspaces, not their names", hint="Pass the id.")
+    if not keyspace and len(ids) > 1:
+        raise UsageError(
+            f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
+        )
+    return keyspace_codec(backup.api_version, int(keyspace) if keyspace else ids[0], "--keyspace")
 
 
 def _find_in(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:

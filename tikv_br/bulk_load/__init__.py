@@ -7,6 +7,8 @@ Modules, in reading order:
 
 - `run`: options, and the load from its options to its summary
 - `stage`: the steps that make the temporary backup
+- `inputs`, `files`, `text`: inputs that this process reads without Spark
+- `local`: sorts their rows on threads
 - `partition`: the task that writes one partition
 - `put`: the online alternative, which puts the rows
 - `runs`: the same for rows that Spark writes to our data source: sorted runs instead of an input

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tikv_br.bulk_load.files import BATCH_ROWS, FileInput, InputPart, NeedsSpark
+from tikv_br.bulk_load.inputs import BATCH_ROWS, FileInput, InputPart, NeedsSpark
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.order import key_order
 from tikv_br.progress_events import Reporter
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
-from tikv_br.tasks.frames import BAD_TTL, EMPTY_KEY, NULL_KEY, NULL_VALUE, Input, missing_column, unmapped_type
+from tikv_br.tasks.inputs import BAD_TTL, EMPTY_KEY, NULL_KEY, NULL_VALUE, Input, missing_column, unmapped_type
 from tikv_br.tasks.task import TaskContext
 
 R = TypeVar("R")

@@ -164,7 +164,6 @@ def put_partition(job: LoadPutJob, batches: Iterator[pa.RecordBatch], context: T
 
 
 def _put(writer: ColumnWriter, rows: pa.RecordBatch) -> int:
-    """Put some rows; returns how many had expired."""
     from tikv_br.formats import columns
 
     return int(writer.put(rows["key"], rows["value"], columns.numbers(rows["expire_ts"])).sum())

@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tikv_br.backupset import layout
 from tikv_br.bulk_load.partition import EXAMPLES
@@ -18,7 +18,7 @@ from tikv_br.bulk_load.put import PutContext, PutOptions, put_steps
 from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.run import BackupReport, abort_backup, remove_temporary, run_backup
+from tikv_br.dataflow.run import abort_backup, remove_temporary, run_backup
 from tikv_br.errors import StorageError, TikvBrError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.progress_events import Notice, Reporter, silent
@@ -29,7 +29,7 @@ from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorChoice, ExecutorOptions
-from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
+from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings
 
 NO_STAGING = StorageLocation("local", "/nonexistent")
 """Placeholder for the location of a load without staging; nothing opens it."""
@@ -114,26 +114,6 @@ class BulkLoadSummary:
     step_seconds: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """Counts of the steps that read the input; None = staged by an earlier run."""
-
-    rows: Checksum = field(default_factory=Checksum)
-    input_rows: int | None = None
-    bad_rows: int | None = None
-    duplicate_rows: int | None = None
-    duplicate_keys: tuple[bytes, ...] = ()
-    problems: Counter[str] = field(default_factory=Counter)
-    sample: tuple[bytes, ...] = ()
-    expired: int = 0
-    crc64xor: int = 0
-    verified: bool = False
-    api_version: str = ""
-    cluster_id: int = 0
-    session_seconds: float = 0.0
-    step_seconds: dict[str, float] = field(default_factory=dict)
-
-
 def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoadSummary:
     """Load an input; returns when all rows are in the cluster and verified. Raises `TikvBrError`.
 
@@ -142,20 +122,19 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
     began = time.monotonic()
     work = options.location
     if options.dry_run:
-        return _summary(options, _stage(options, reporter), None, resumed=False, began=began)
+        return _summary(options, began, *_stage(options, reporter))
     if options.mode is Mode.PUT:
-        return _summary(options, _put(options, reporter), None, resumed=False, began=began)
+        return _summary(options, began, *_put(options, reporter))
     store = open_store(work)
     if not options.resume and exists(store, layout.META):
         remove_temporary(store)
-    resumed = exists(store, layout.META)
-    staged = _Staged()
-    if resumed:
+    context, timings = None, dict[str, float]()
+    if exists(store, layout.META):
         reporter(Notice(f"resuming: {work} already has the rows"))
     else:
         if not exists(store, layout.RUN):
             abort_backup(work, None, options.lock_wait)  # what an interrupted `remove_temporary` left
-        staged = _stage(options, reporter)
+        context, timings = _stage(options, reporter)
     done = restore(
         RestoreOptions(
             cluster=options.cluster,
@@ -176,10 +155,11 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
     )
     if not options.keep_staging:
         remove_temporary(store)
-    return _summary(options, staged, done, resumed=resumed, began=began)
+    return _summary(options, began, context, timings, done)
 
 
-def _stage(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
+def _stage(options: BulkLoadOptions, reporter: Reporter) -> tuple[StageContext, dict[str, float]]:
+    """Stage the rows, or count them in a dry run; also returns the seconds of each step."""
     try:
         with contextlib.ExitStack() as stack:
             output = _output(options, dry_run=options.dry_run)
@@ -190,22 +170,16 @@ def _stage(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
             with contextlib.suppress(StorageError):  # removes folders that are empty, and no file of another run
                 open_store(options.location).sweep("", deep=True, older_than=math.inf)
         raise
-    return _staged(context, report)
+    return context, report.summary.step_seconds
 
 
-def _put(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
+def _put(options: BulkLoadOptions, reporter: Reporter) -> tuple[PutContext, dict[str, float]]:
     put = PutOptions(options.concurrency, options.rate_limit, options.allow_overwrite, options.checksum)
     with contextlib.ExitStack() as stack:
         output = _output(options, dry_run=True)
         context = PutContext(output, reporter, listed=False, stage=options.stage, stack=stack, reread=True, put=put)
         report = run_backup(context, put_steps(compare=options.checksum))
-    sums = sum((each.rows for each in context.done), Checksum())
-    return replace(
-        _staged(context, report),
-        expired=sum(each.expired for each in context.done),
-        crc64xor=sums.crc64xor,
-        verified=context.found is not None,
-    )
+    return context, report.summary.step_seconds
 
 
 def _output(options: BulkLoadOptions, *, dry_run: bool) -> BackupOptions:
@@ -222,54 +196,46 @@ def _output(options: BulkLoadOptions, *, dry_run: bool) -> BackupOptions:
     )
 
 
-def _staged(context: StageContext, report: BackupReport) -> _Staged:
-    rows = sum((each.rows for each in context.results), Checksum())
-    duplicates, bad = context.duplicates, context.problems.total()
-    return _Staged(
-        rows,
-        rows.total_kvs + duplicates + bad,
-        bad,
-        duplicates,
-        tuple(context.duplicate_keys),
-        context.problems,
-        tuple(sorted(key for each in context.results for key in each.sample)[:EXAMPLES]),
-        api_version=context.info.api_version.label,
-        cluster_id=context.info.cluster_id,
-        session_seconds=context.session_seconds,
-        step_seconds=report.summary.step_seconds,
-    )
-
-
 def _summary(
-    options: BulkLoadOptions, staged: _Staged, done: RestoreSummary | None, *, resumed: bool, began: float
+    options: BulkLoadOptions,
+    began: float,
+    context: StageContext | None,
+    timings: dict[str, float],
+    done: RestoreSummary | None = None,
 ) -> BulkLoadSummary:
+    """``context`` is that of the steps that read the input; None = an earlier run has staged the rows."""
     seconds = time.monotonic() - began
-    rows, size = staged.rows.total_kvs - staged.expired, staged.rows.total_bytes
+    results = context.results if context else []
+    put = context.done if isinstance(context, PutContext) else []
+    staged, written = (sum((each.rows for each in these), Checksum()) for these in (results, put))
+    expired, bad = sum(each.expired for each in put), context.problems if context else Counter[str]()
+    rows, size = staged.total_kvs - expired, staged.total_bytes
     if done is not None:
         rows, size = done.total_kvs, done.total_bytes
+    sample = sorted(key for each in results for key in each.sample)[:EXAMPLES] if options.dry_run else []
     return BulkLoadSummary(
         total_kvs=rows,
         total_bytes=size,
-        crc64xor=done.crc64xor if done else staged.crc64xor,
-        verified=done.verified if done else staged.verified,
+        crc64xor=done.crc64xor if done else written.crc64xor,
+        verified=done.verified if done else isinstance(context, PutContext) and context.found is not None,
         other_kvs=done.other_kvs if done else 0,
-        input_rows=staged.input_rows,
-        bad_rows=staged.bad_rows,
-        duplicate_rows=staged.duplicate_rows,
-        duplicate_keys=[key.hex() for key in staged.duplicate_keys],
-        problems=dict(staged.problems),
-        sample_keys=[key.hex() for key in staged.sample] if options.dry_run else [],
-        expired_kvs=staged.expired,
+        input_rows=staged.total_kvs + context.duplicates + bad.total() if context else None,
+        bad_rows=bad.total() if context else None,
+        duplicate_rows=context.duplicates if context else None,
+        duplicate_keys=[key.hex() for key in context.duplicate_keys] if context else [],
+        problems=dict(bad),
+        sample_keys=[key.hex() for key in sample],
+        expired_kvs=expired,
         engine=options.mode.value,
         files=done.files if done else 0,
         resumed_files=done.resumed_files if done else 0,
-        api_version=done.dst_api_version if done else staged.api_version,
-        cluster_id=done.cluster_id if done else staged.cluster_id,
+        api_version=done.dst_api_version if done else context.info.api_version.label if context else "",
+        cluster_id=done.cluster_id if done else context.info.cluster_id if context else 0,
         staging=options.location.redacted() if options.staging is not None else "",
-        resumed_staging=resumed,
+        resumed_staging=context is None,
         dry_run=options.dry_run,
         seconds=round(seconds, 3),
         average_speed=round(size / max(seconds, 1e-9)),
-        session_seconds=round(staged.session_seconds, 3),
-        step_seconds=staged.step_seconds | (done.step_seconds if done else {}),
+        session_seconds=round(context.session_seconds, 3) if context else 0.0,
+        step_seconds=timings | (done.step_seconds if done else {}),
     )

@@ -39,24 +39,16 @@ from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.tasks.executor import MIN_SPARK_BYTES
-from tikv_br.tasks.frames import (
-    Input,
-    kept,
-    keyed_rows,
-    map_partitions,
-    read_input,
-    sorted_rows,
-    sql_session,
-    write_bad_rows,
-)
-from tikv_br.tasks.session import NO_SETTINGS, is_local
+from tikv_br.tasks.frames import kept, keyed_rows, map_partitions, read_input, sorted_rows, sql_session, write_bad_rows
+from tikv_br.tasks.inputs import Input
+from tikv_br.tasks.settings import NO_SETTINGS, is_local
 from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from tikv_br.bulk_load.files import FileInput
+    from tikv_br.bulk_load.inputs import FileInput
     from tikv_br.bulk_load.local import Partition, SortedRuns
 
 R = TypeVar("R")
@@ -213,7 +205,8 @@ def open_input(context: StageContext) -> None:
     if options.executor == "spark" or (options.executor == "auto" and not is_local(options.spark_master)):
         start_spark(context)
         return
-    from tikv_br.bulk_load.files import NeedsSpark, open_files
+    from tikv_br.bulk_load.files import open_files
+    from tikv_br.bulk_load.inputs import NeedsSpark
     from tikv_br.bulk_load.local import check_columns
 
     is_auto = options.executor == "auto"
@@ -252,7 +245,7 @@ def start_spark(context: StageContext) -> None:
 def sort_rows(context: StageContext) -> None:
     """Sort the rows, or have Spark sort them when they are read."""
     if context.files is not None:
-        from tikv_br.bulk_load.files import NeedsSpark
+        from tikv_br.bulk_load.inputs import NeedsSpark
         from tikv_br.bulk_load.local import read_runs
 
         try:

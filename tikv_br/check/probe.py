@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import TikvBrError
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
+from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings
 
 if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster

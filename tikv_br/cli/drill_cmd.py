@@ -109,7 +109,8 @@ class DrillTargetFlags(Flags):
     def choose(self, source: shared.ClusterFlags) -> tuple[DrillTarget, dict[EntryKind, Remover]]:
         """The target, and how to remove playgrounds of earlier drills. Raises `UsageError`."""
         from tikv_br.drill.ledger import EntryKind
-        from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
+        from tikv_br.drill.playground import PlaygroundTarget
+        from tikv_br.drill.targets import ClusterTarget
         from tikv_br.playground import launcher
 
         uses_cluster = self._uses_cluster()

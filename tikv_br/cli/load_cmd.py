@@ -12,7 +12,7 @@ from tikv_br.cli.command import REQUIRED, command, flag, given
 from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import UsageError
-from tikv_br.tasks.session import check_settings
+from tikv_br.tasks.settings import check_settings
 
 if TYPE_CHECKING:
     from tikv_br.bulk_load.run import BulkLoadSummary
@@ -108,7 +108,7 @@ def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
             "--on-duplicate last and --order-column need each other",
             hint="Rows of an input have no order: name the column that orders them, such as a time or a version.",
         )
-    from tikv_br.tasks.frames import Input
+    from tikv_br.tasks.inputs import Input
 
     source = flags.fill(Input, path=flags.input, format=flags.input_format, reader_options=_options(flags.input_option))
     source.spark_format  # noqa: B018 - refused before Spark starts

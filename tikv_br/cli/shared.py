@@ -17,7 +17,7 @@ from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import Output, OutputForm
 from tikv_br.errors import UsageError
 from tikv_br.storage.crypter import SecretText, read_secret
-from tikv_br.tasks.session import SparkSettings
+from tikv_br.tasks.settings import SparkSettings
 
 if TYPE_CHECKING:
     from tikv_br.cluster.config import ClusterConfig, EtcdConfig, TlsFiles

@@ -40,7 +40,7 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
     with reporting("verify", flags.report) as draft:
         location = draft.place = flags.choose(context)
         draft.cluster = ",".join(flags.cluster.pd) if flags.level == "restore" else ""
-        from tikv_br.verify.options import Executor, Level, Subset, VerifyOptions
+        from tikv_br.verify.options import Level, Subset, VerifyOptions
         from tikv_br.verify.run import verify
 
         options = flags.fill(
@@ -49,7 +49,7 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
             level=Level(flags.level),
             cluster=flags.cluster.config() if flags.level == "restore" else None,
             subset=Subset.parse(flags.subset),
-            executor=Executor(flags.tasks.executor),
+            executor=flags.tasks.executor,
             spark_settings=flags.tasks.spark_settings(),
         )
         out = flags.out

@@ -31,6 +31,11 @@ def minus_seconds(ts: int, seconds: float) -> int:
     return compose(max(physical_ms(ts) - round(seconds * 1000), 0))
 
 
+def seconds_between(earlier_ts: int, later_ts: int) -> float:
+    """Return the seconds from one timestamp to a later one; 0 if it is not later."""
+    return max(physical_ms(later_ts) - physical_ms(earlier_ts), 0) / 1000
+
+
 def show_ts(ts: int, *, age: bool = True) -> str:
     """A timestamp with its time, such as ``449532120711430144 = 2024-05-02 10:00:00 UTC (4 min ago)``.
 

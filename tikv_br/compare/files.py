@@ -144,7 +144,6 @@ class BackupComparison:
         return self._cluster.raw(codec.keyspace_id).checksum(wanted.start, wanted.end).total_kvs
 
     def _sides(self, part: FilePart) -> tuple[FileRows, ClusterSide, KeyRange]:
-        """Both sides, and the range of user keys in the cluster."""
         rows, there = part.rows(self._store, self._api_version)
         return rows, ClusterSide(self._cluster.raw(rows.target.keyspace_id)), there
 
@@ -158,7 +157,6 @@ class BackupComparison:
         return sums
 
     def _may_expire(self, file: FileEntry) -> bool:
-        """Return whether rows of the file may expire."""
         return self._api_version.has_ttl and (not self._expiry_recorded or file.expiry.total_kvs > 0)
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tikv_br.cluster.rawkv import RawClient
 
-TTL_THREADS = 8
-MAX_EXPIRY = (1 << 64) - 1
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 8 << 20
 """Approximate size of the chunks in memory, which is that of a batch of a file."""
@@ -100,25 +98,6 @@ class ClusterSide:
         self._meter.scans += 1
         return self.raw.get_ttl(key)
 
-    def _expiry(self, key: bytes) -> int | None:
-        """Return the expiry of a key in seconds since the epoch, 0 = never; None if the key is gone."""
-        ttl = self.ttl(key)
-        return min(self.now() + ttl, MAX_EXPIRY) if ttl else ttl
-
-    def with_expiries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that still exist, with their expiries, which scans do not return: one request per row, in parallel."""
-        if not self.codec.api_version.has_ttl:
-            return rows
-        import numpy as np
-        import pyarrow as pa
-
-        with ThreadPoolExecutor(TTL_THREADS, thread_name_prefix="ttl") as pool:
-            expiries = list(pool.map(inherit(self._expiry), rows["key"].to_pylist()))
-        there = np.array([expiry is not None for expiry in expiries], np.bool_)
-        expire_ts = np.array([expiry or 0 for expiry in expiries], np.uint64)
-        at = rows.schema.get_field_index("expire_ts")
-        return rows.set_column(at, rows.schema.field(at), pa.array(expire_ts)).filter(pa.array(there))
-
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
@@ -153,7 +132,6 @@ class FileRows:
                     yield rows
 
     def _stored_range(self, span: KeyRange) -> KeyRange:
-        """The RPC keys of a range in the file."""
         if self.rewrite.changes:
             return self.rewrite.reversed.range(self.target.rpc_range(span))
         return self.codec.rpc_range(span)
@@ -213,14 +191,6 @@ class RowsSide:
         now = self._now()
         expiries = unexpired(row, now)["expire_ts"].to_pylist()
         return max(expiries[0] - now, 0) if expiries else None
-
-    def with_expiries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that still exist, with their expiries."""
-        if self._origin is not None:
-            return self._origin.with_expiries(rows)
-        from tikv_br.formats.rows import unexpired
-
-        return unexpired(rows, self._now())
 
     def _within(self, span: KeyRange) -> pa.RecordBatch:
         from tikv_br.formats.rows import within

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +19,6 @@ from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import Interval
 from tikv_br.dataflow.task import PhaseSeconds, TaskResult
-from tikv_br.errors import LeaseLost, StorageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.storage.base import ObjectStore
@@ -117,14 +115,6 @@ class BackupContext:
         self.check_locks()
         if self.lease is not None:
             self.lease.confirm()
-
-    def holds_lock(self) -> bool:
-        """Return whether this run holds the lock, according to the storage or, if that fails, to the last renewal."""
-        if self.lease is None:
-            return False
-        with contextlib.suppress(LeaseLost, StorageError):
-            self.lease.confirm()
-        return self.lease.lost is None
 
     def report(self, event: Event) -> None:
         """Forward an event to the reporter. Raises as `check_locks`, so that a lost lock ends the work soon."""

@@ -13,8 +13,15 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import Interval
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.sst.compression import Compression
-from tikv_br.tasks.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS, ExecutorKind, choose_and_explain
-from tikv_br.tasks.session import is_local
+from tikv_br.tasks.executor import (
+    DRIVER_THREADS,
+    MIN_SPARK_BYTES,
+    MIN_SPARK_TASKS,
+    ExecutorKind,
+    ExecutorOptions,
+    choose_and_explain,
+)
+from tikv_br.tasks.settings import is_local
 
 CLUSTER_SLOTS = 32
 """Assumed number of slots of a Spark cluster, whose size is unknown until it has started."""
@@ -44,6 +51,11 @@ class Engine:
         """The fixed engine of `--base`, `backup merge` or `export raw`; all rows pass through its tasks."""
         executor, executor_reason = _executor(options)
         return cls(name, reason, executor, executor_reason, _slots(options, executor, only_sends_requests=False))
+
+    def executor_options(self, options: BackupOptions) -> ExecutorOptions:
+        """The options for running its tasks."""
+        concurrency = self.slots if self.executor == "driver" else options.concurrency
+        return ExecutorOptions(self.executor, options.spark_master, concurrency, options.spark_settings)
 
     def settle_executor(self, options: BackupOptions, plan: Sequence[Interval]) -> Engine:
         """The engine with the executor that fits the plan, unless it was requested or is a Spark cluster."""

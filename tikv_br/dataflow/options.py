@@ -17,7 +17,8 @@ from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, check_settings, is_local
+from tikv_br.tasks.executor import ExecutorChoice
+from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 
@@ -61,7 +62,6 @@ def require_conversion(source: ApiVersion, target: ApiVersion, allowed: Collecti
 
 DEFAULT_FILE_BYTES = 96 << 20
 EngineKind: TypeAlias = Literal["auto", "store", "scan"]
-ExecutorChoice: TypeAlias = Literal["auto", "driver", "spark"]
 
 
 @dataclass(frozen=True, slots=True)

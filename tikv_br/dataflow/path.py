@@ -156,7 +156,7 @@ def release_backup_lock(context: BackupContext) -> None:
     if context.lease is None:
         return
     with context.lease:  # released even if the storage fails again
-        if context.owns_work and not keeps_work(context) and context.holds_lock():
+        if context.owns_work and not keeps_work(context) and context.lease.still_holds():
             context.writer.discard(context.lease.check)
 
 

@@ -99,7 +99,6 @@ def run_backup(context: C, steps: Sequence[Step[C]]) -> BackupReport:
 
 
 def _is_resumable(context: BackupContext, error: TikvBrError) -> bool:
-    """Return whether the same command can resume: the work is incomplete, and the error does not ask to remove it."""
     is_unfinished = bool(context.work_kept) and context.manifest is None
     return is_unfinished and not isinstance(error, LeaseLost) and "--no-resume" not in error.hint
 

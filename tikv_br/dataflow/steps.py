@@ -20,7 +20,7 @@ from tikv_br.errors import ClusterError, ClusterUnreachable, RetryBudgetExhauste
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
-from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.executor import run_tasks
 from tikv_br.tasks.task import TaskContext
 
 
@@ -101,7 +101,7 @@ def release_safe_point(context: BackupContext) -> bool:
     if keeper is None:
         return False
     keeper.stop()
-    if context.lease is not None and not context.holds_lock():
+    if context.lease is not None and not context.lease.still_holds():
         return False  # the new holder of the lock resumes the work, with the same safe point
     try:
         if keeps_work(context) and keeper.lost is None:
@@ -131,18 +131,11 @@ def run_backup_tasks(
     """Run a task for each interval, and add the results to the context. Raises the first error of a task."""
     if not plan:
         return
-    options, engine = context.options, context.engine
     context.confirm_locks()
-    tasks = [interval.span for interval in plan]
     context.session_seconds += run_tasks(
-        tasks,
+        [interval.span for interval in plan],
         function,
-        options=ExecutorOptions(
-            engine.executor,
-            options.spark_master,
-            engine.slots if engine.executor == "driver" else options.concurrency,
-            options.spark_settings,
-        ),
+        options=context.engine.executor_options(context.options),
         on_result=context.add_result,
         name_of=str,
         reporter=context.report,

@@ -125,8 +125,6 @@ def part_of(span: KeyRange, sums: Checksum) -> RegionPart:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """A file in progress, and the sums of its rows."""
-
     start: bytes
     """Start of its range."""
     file: FileWriter

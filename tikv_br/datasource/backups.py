@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -17,30 +16,15 @@ from tikv_br.backupset.coverage import codec_of, keyspace_codec
 from tikv_br.backupset.files import FileEntry, verify_file_identity
 from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.dataflow.read import StoredRows
-from tikv_br.datasource.options import Options, use_this_python, with_hints
-from tikv_br.datasource.rows import check_schema, intersections, push_filters, spark_batches, spark_schema
+from tikv_br.datasource.options import CRYPTER_OPTIONS, KEY_OPTIONS, Options, use_this_python, with_hints
+from tikv_br.datasource.rows import FilterPushdown, check_schema, intersections, spark_batches, spark_schema
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
-
-OPTIONS = (
-    "path",
-    "keyspace",
-    "start",
-    "end",
-    "prefix",
-    "key_format",
-    "ttl",
-    "ts",
-    "pushdown",
-    "crypter_method",
-    "crypter_key_file",
-)
+OPTIONS = ("path", *KEY_OPTIONS, "ttl", "ts", "pushdown", *CRYPTER_OPTIONS)
 
 
 class TikvBackupDataSource(DataSource):
@@ -69,11 +53,8 @@ class TikvBackupDataSource(DataSource):
 def _reader(given: Mapping[str, str]) -> BackupReader:
     options = Options(given, OPTIONS)
     extra = [column for option, column in (("ttl", "expire_ts"), ("ts", "ts")) if options.flag(option)]
-    keyspace = options.text("keyspace")
-    if not (keyspace.isascii() and keyspace.isdigit()) and keyspace:
-        raise UsageError(f"option keyspace is {keyspace!r}", hint="Pass its id: a backup does not know names.")
-    cls = PushdownReader if options.flag("pushdown") else BackupReader
-    return cls(options.storage(), int(keyspace) if keyspace else None, options.keys(), spark_schema(*extra))
+    cls = BackupPushdownReader if options.flag("pushdown") else BackupReader
+    return cls(options.storage(), options.keyspace_id("a backup"), options.keys(), spark_schema(*extra))
 
 
 @dataclass(frozen=True)
@@ -141,17 +122,11 @@ class BackupReader(DataSourceReader):
                     yield from spark_batches(rows, self.schema)
 
 
-class PushdownReader(BackupReader):
-    """Reads only keys for which Spark's filters hold. Needs ``spark.sql.python.filterPushdown.enabled``."""
-
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
-        """Narrow the ranges; returns the filters that are left to Spark."""
-        self.ranges, left = push_filters(filters, self.ranges)
-        return left
+class BackupPushdownReader(FilterPushdown, BackupReader):
+    """Reads only keys for which Spark's filters hold."""
 
 
 def _cut(whole: KeyRange, starts: Sequence[bytes]) -> list[KeyRange]:
-    """A range cut where files begin."""
     inside = sorted({start for start in starts if start > whole.start and (not whole.end or start < whole.end)})
     return [KeyRange(start, end) for start, end in pairwise([whole.start, *inside, whole.end])]
 

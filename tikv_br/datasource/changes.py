@@ -21,7 +21,7 @@ from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.dataflow.merge import file_sizes
 from tikv_br.dataflow.plan import plan_by_sizes
-from tikv_br.datasource.options import Options, with_hints
+from tikv_br.datasource.options import CRYPTER_OPTIONS, KEY_OPTIONS, Options, with_hints
 from tikv_br.datasource.rows import CHANGES, spark_batches
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, UsageError
 from tikv_br.formats import columns
@@ -32,19 +32,8 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 OPTIONS = (
-    "log",
-    "log_id",
-    "keyspace",
-    "start",
-    "end",
-    "prefix",
-    "key_format",
-    "starting_ts",
-    "allow_inexact",
-    "max_bytes_per_batch",
-    "partition_bytes",
-    "crypter_method",
-    "crypter_key_file",
+    *("log", "log_id", *KEY_OPTIONS, "starting_ts"),
+    *("allow_inexact", "max_bytes_per_batch", "partition_bytes", *CRYPTER_OPTIONS),
 )
 LOG_ID = "default"
 PARTITION_BYTES = 64 << 20
@@ -60,12 +49,9 @@ Offset = dict[str, Any]
 def change_reader(given: Mapping[str, str]) -> ChangeReader:
     """The stream of these options. Raises `UsageError`."""
     options = Options(given, OPTIONS)
-    keyspace = options.text("keyspace")
-    if not (keyspace.isascii() and keyspace.isdigit()) and keyspace:
-        raise UsageError(f"option keyspace is {keyspace!r}", hint="Pass its id: a log does not know names.")
     return ChangeReader(
         source=LogSource(options.storage("log"), options.text("log_id") or LOG_ID),
-        keyspace_id=int(keyspace) if keyspace else None,
+        keyspace_id=options.keyspace_id("a log"),
         ranges=options.keys() if any(map(options.text, ("start", "end", "prefix"))) else None,
         starting_ts=options.ts("starting_ts"),
         allow_inexact=options.flag("allow_inexact"),
@@ -216,7 +202,6 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._archive
 
     def _spans(self, archive: LogArchive) -> list[KeyRange]:
-        """The wanted RPC keys."""
         if self.ranges is None:
             return list(archive.description.ranges)
         return [archive.codec.rpc_range(each) for each in self.ranges]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,30 +11,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from tikv_br.backupset.files import FileEntry
 from tikv_br.bulk_load.runs import RunsOptions, load_runs, remove_runs, write_runs
 from tikv_br.cluster.clock import seconds_now
-from tikv_br.cluster.config import ClusterConfig
 from tikv_br.datasource.options import with_hints
 from tikv_br.datasource.rows import written_rows
 from tikv_br.errors import ClusterFollowed, TargetNotEmpty
-from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.rows import unexpired
-from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-def ingest_writer(
-    config: ClusterConfig,
-    codec: KeyCodec,
-    staging: StorageLocation,
-    ahead: float,
-    *,
-    allow_overwrite: bool,
-    allow_followers: bool,
-) -> IngestWriter:
-    """A writer that stages in a folder of its own below `staging`; `ahead` is that of `ClusterClock`."""
-    place = staging.child(f"ingest-{secrets.token_hex(8)}")
-    return IngestWriter(RunsOptions(config, codec, place, allow_overwrite, allow_followers), ahead)
 
 
 @dataclass

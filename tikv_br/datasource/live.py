@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructType
 
 from tikv_br.backupset.coverage import keyspace_codec
+from tikv_br.bulk_load.runs import RunsOptions
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
@@ -25,13 +26,13 @@ from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.cluster.versions import RAW, WRITES
 from tikv_br.dataflow.plan import plan_intervals
 from tikv_br.dataflow.read import scan_rows
-from tikv_br.datasource.ingest import ingest_writer
-from tikv_br.datasource.options import Options, use_this_python, with_hints
+from tikv_br.datasource.ingest import IngestWriter
+from tikv_br.datasource.options import CRYPTER_OPTIONS, KEY_OPTIONS, Options, use_this_python, with_hints
 from tikv_br.datasource.rows import (
     CHANGES,
+    FilterPushdown,
     check_schema,
     intersections,
-    push_filters,
     spark_batches,
     spark_schema,
     written_rows,
@@ -42,14 +43,10 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import RowSource
 
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
-
-CLUSTER_OPTIONS = ("pd", "ca", "cert", "key", "keyspace")
-READ_OPTIONS = (*CLUSTER_OPTIONS, "start", "end", "prefix", "key_format", "ttl", "partition_bytes", "pushdown")
-CRYPTER_OPTIONS = ("crypter_method", "crypter_key_file")
+CLUSTER_OPTIONS = ("pd", "ca", "cert", "key")
+READ_OPTIONS = (*CLUSTER_OPTIONS, *KEY_OPTIONS, "ttl", "partition_bytes", "pushdown")
 WRITE_OPTIONS = (
-    *(*CLUSTER_OPTIONS, "concurrency", "ingest", "staging", "allow_overwrite", "allow_followers"),
+    *(*CLUSTER_OPTIONS, "keyspace", "concurrency", "ingest", "staging", "allow_overwrite", "allow_followers"),
     *CRYPTER_OPTIONS,
 )
 PARTITION_BYTES = 64 << 20
@@ -128,7 +125,8 @@ class TikvDataSource(DataSource):
                 )
             if staging is not None:
                 allowed = {name: options.flag(name) for name in ("allow_overwrite", "allow_followers")}
-                return ingest_writer(config, codec, staging, ahead, **allowed)
+                folder = staging.child(f"ingest-{secrets.token_hex(8)}")
+                return IngestWriter(RunsOptions(config, codec, folder, **allowed), ahead)
             return TikvWriter(config, codec, options.number("concurrency", CONCURRENCY))
 
 
@@ -139,7 +137,7 @@ def _is_stream(given: Mapping[str, str]) -> bool:
 
 def _reader(given: Mapping[str, str]) -> TikvReader:
     options = Options(given, READ_OPTIONS)
-    cls = PushdownReader if options.flag("pushdown") else TikvReader
+    cls = ClusterPushdownReader if options.flag("pushdown") else TikvReader
     return cls(
         config=options.cluster(),
         keyspace=options.text("keyspace"),
@@ -212,13 +210,8 @@ class TikvReader(DataSourceReader):
                     yield from spark_batches(rows, self.schema)
 
 
-class PushdownReader(TikvReader):
-    """Reads only keys for which Spark's filters hold. Needs ``spark.sql.python.filterPushdown.enabled``."""
-
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
-        """Narrow the ranges; returns the filters that are left to Spark."""
-        self.ranges, left = push_filters(filters, self.ranges)
-        return left
+class ClusterPushdownReader(FilterPushdown, TikvReader):
+    """Reads only keys for which Spark's filters hold."""
 
 
 def _check_columns(schema: StructType) -> None:

@@ -21,7 +21,7 @@ from tikv_br.formats.keys.text import FORMS, parse_key
 from tikv_br.storage.cloud_options import S3Options
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import StorageLocation, parse
-from tikv_br.tasks.session import is_local
+from tikv_br.tasks.settings import is_local
 
 _KEY_FILE_VARIABLE, _KEY_VARIABLE = "TIKV_BR_CRYPTER_KEY_FILE", "TIKV_BR_CRYPTER_KEY"
 _SECRETS = {
@@ -50,6 +50,10 @@ def use_this_python() -> None:
         context.pythonExec = sys.executable
 
 
+KEY_OPTIONS = ("keyspace", "start", "end", "prefix", "key_format")
+CRYPTER_OPTIONS = ("crypter_method", "crypter_key_file")
+
+
 class Options:
     """Options passed to ``.option``. Raises `UsageError` for names not among ``known``; all methods do for invalid values."""
 
@@ -76,6 +80,13 @@ class Options:
         if not (text.isascii() and text.isdigit() and int(text)):
             raise UsageError(f"option {name} is {text!r}", hint="Pass a whole number above 0.")
         return int(text)
+
+    def keyspace_id(self, source: str) -> int | None:
+        """The id of the keyspace in ``source``, which knows no names; None if it was not passed."""
+        text = self.text("keyspace")
+        if text and not (text.isascii() and text.isdigit()):
+            raise UsageError(f"option keyspace is {text!r}", hint=f"Pass its id: {source} does not know names.")
+        return int(text) if text else None
 
     def keys(self) -> tuple[KeyRange, ...]:
         """The user keys that ``start``, ``end`` and ``prefix`` select: one range, whose empty end is no end, or none."""

@@ -101,6 +101,17 @@ def push_filters(filters: Iterable[Filter], ranges: Sequence[KeyRange]) -> tuple
     return kept, left
 
 
+class FilterPushdown:
+    """Makes a reader read only keys for which Spark's filters hold. Needs ``spark.sql.python.filterPushdown.enabled``."""
+
+    ranges: tuple[KeyRange, ...]
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        """Narrow the ranges; returns the filters that are left to Spark."""
+        self.ranges, left = push_filters(filters, self.ranges)
+        return left
+
+
 def intersections(some: Iterable[KeyRange], others: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
     """Return the intersection of two lists of ranges; the ranges of each list ascend and do not overlap."""
     common = (intersection(one, other) for one in some for other in others)

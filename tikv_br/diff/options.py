@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.executor import DRIVER_THREADS, ExecutorKind, ExecutorOptions
-from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
+from tikv_br.tasks.executor import DRIVER_THREADS, ExecutorChoice, ExecutorOptions
+from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class DiffOptions:
     """Accept that an explicit range or keyspace has no row on either side."""
     exact: bool = False
     """Compare all rows. Checksums miss identical changes in an even number of rows."""
-    executor: str = "auto"
+    executor: ExecutorChoice = "auto"
     """``auto`` (here), ``driver`` or ``spark``."""
     spark_master: str = "local[*]"
     spark_settings: SparkSettings = NO_SETTINGS
@@ -61,5 +61,4 @@ class DiffOptions:
         """Return the executor: this machine unless Spark was requested, because the stores do most of the work."""
         if self.executor == "spark":
             return ExecutorOptions("spark", self.spark_master, self.concurrency, self.spark_settings)
-        kind: ExecutorKind = "driver"
-        return ExecutorOptions(kind, concurrency=self.concurrency or min(DRIVER_THREADS, 2 * (os.cpu_count() or 1)))
+        return ExecutorOptions("driver", concurrency=self.concurrency or min(DRIVER_THREADS, 2 * (os.cpu_count() or 1)))

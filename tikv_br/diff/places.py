@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.backupset.rows import chosen_codec
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.compare.report import Meter
 from tikv_br.compare.sides import ClusterSide
 from tikv_br.diff.options import BackupChoice, ClusterChoice
@@ -22,6 +23,9 @@ from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Reporter
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,19 @@ class ClusterPlace:
     def side(self, clusters: ClusterPool, meter: Meter) -> ClusterSide:
         """Connect to it; ``meter`` counts the requests."""
         return ClusterSide(clusters.get(self.config).raw(self.codec.keyspace_id), meter)
+
+    def with_expiries(self, clusters: ClusterPool, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that still exist, ascending, with their expiries, which scans do not return: one request per row."""
+        if not self.codec.api_version.has_ttl or not rows.num_rows:
+            return rows
+        import pyarrow as pa
+
+        from tikv_br.formats import columns
+
+        cluster = clusters.get(self.config)
+        keys = columns.from_list([self.codec.rpc_key(key) for key in rows["key"].to_pylist()])
+        expire_ts, there = TtlFetcher(cluster, cluster.raw(self.codec.keyspace_id)).fetch(keys)
+        return columns.records(rows["key"], rows["value"], expire_ts=expire_ts).filter(pa.array(there))
 
     def __str__(self) -> str:
         return f"cluster {','.join(self.config.pd)} (API {_label(self.codec)})"
@@ -74,15 +91,7 @@ def find_backup(choice: BackupChoice) -> tuple[BackupPlace, BackupSet]:
     """The place of a backup, and the backup. Raises `BackupSetError`, `StorageError`, `UsageError`."""
     backup = BackupSet.open(open_store(choice.storage))
     backup.require_full()
-    ids = keyspaces_of(backup) or (0,)
-    if choice.keyspace and not choice.keyspace.isdigit():
-        raise UsageError("--keyspace: backups only record the ids of keyspaces, not their names", hint="Pass the id.")
-    if not choice.keyspace and len(ids) > 1:
-        raise UsageError(
-            f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
-        )
-    keyspace_id = int(choice.keyspace) if choice.keyspace else ids[0]
-    return BackupPlace(backup.store, keyspace_codec(backup.api_version, keyspace_id, "--keyspace")), backup
+    return BackupPlace(backup.store, chosen_codec(backup, choice.keyspace)), backup
 
 
 def _label(codec: KeyCodec) -> str:

@@ -19,7 +19,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, run_steps
 from tikv_br.tasks.executor import run_tasks
-from tikv_br.tasks.session import check_settings
+from tikv_br.tasks.settings import check_settings
 
 
 @dataclass

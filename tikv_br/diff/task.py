@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.compare.ranges import compare_leaf, compare_range
 from tikv_br.compare.report import DifferentRange, Meter, Report
-from tikv_br.compare.sides import ClusterSide, FileRows, Reference, Side, sides_of
+from tikv_br.compare.sides import ClusterSide, FileRows, Reference, sides_of
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit
 from tikv_br.errors import ConversionUnsupported
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
-    from tikv_br.compare.rows import RowDifferences
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,38 +94,44 @@ def repair_ranges(job: RepairJob, task: Repair, context: TaskContext) -> Report:
     where B keeps no TTL.
     """
     from tikv_br.compare.rows import compare_rows
+    from tikv_br.formats.rows import unexpired
 
     report = Report()
     clusters = context.shared(ClusterPool)
     a, target = job.diff.reference(task.unit, clusters, report.meter), job.diff.b.side(clusters, report.meter)
+    source = job.diff.a if isinstance(job.diff.a, ClusterPlace) else None
     for span in task.spans:
         for side, part in sides_of(a, target, span):
             for found in compare_rows(side.pages(part), target.pages(part), target.now):
-                _write(job, found, side, target, report)
+                for rows in (found.only_a, found.value):
+                    alive = unexpired(rows, target.now()) if source is None else source.with_expiries(clusters, rows)
+                    _put(job, alive, target, report)
+                _delete(job, found.only_b, target, report)
         context.report(keys=report.puts + report.deletes)
         for side, part in sides_of(a, target, span):
             report.add(compare_leaf(side, target, part, job.diff.keys))
     return report
 
 
-def _write(job: RepairJob, found: RowDifferences, a: Side, target: ClusterSide, report: Report) -> None:
+def _put(job: RepairJob, rows: pa.RecordBatch, target: ClusterSide, report: Report) -> None:
     from tikv_br.formats import columns
 
-    for batch in (found.only_a, found.value):
-        puts = a.with_expiries(batch)
-        expire_ts = columns.numbers(puts["expire_ts"])
-        if expire_ts.any() and not target.codec.api_version.has_ttl:
-            raise ConversionUnsupported(
-                f"cannot write {(expire_ts > 0).sum()} keys with a TTL: the second cluster's API version has no TTLs",
-                hint="Repair a cluster of API V1TTL or V2, or leave out the range of these keys.",
-            )
-        _check_fence(job, puts.num_rows)
-        # A row that expires before it is sent is left out. The comparison afterwards reports B's row of that key, if any.
-        report.puts += puts.num_rows - int(target.raw.column_writer().put(puts["key"], puts["value"], expire_ts).sum())
+    expire_ts = columns.numbers(rows["expire_ts"])
+    if expire_ts.any() and not target.codec.api_version.has_ttl:
+        raise ConversionUnsupported(
+            f"cannot write {(expire_ts > 0).sum()} keys with a TTL: the second cluster's API version has no TTLs",
+            hint="Repair a cluster of API V1TTL or V2, or leave out the range of these keys.",
+        )
+    _check_fence(job, rows.num_rows)
+    # A row that expires before it is sent is left out. The comparison afterwards reports B's row of that key, if any.
+    report.puts += rows.num_rows - int(target.raw.column_writer().put(rows["key"], rows["value"], expire_ts).sum())
+
+
+def _delete(job: RepairJob, keys: pa.LargeBinaryArray, target: ClusterSide, report: Report) -> None:
     if job.delete:
-        _check_fence(job, len(found.only_b))
-        target.raw.column_writer().delete(found.only_b)
-        report.deletes += len(found.only_b)
+        _check_fence(job, len(keys))
+        target.raw.column_writer().delete(keys)
+        report.deletes += len(keys)
 
 
 def _check_fence(job: RepairJob, rows: int) -> None:

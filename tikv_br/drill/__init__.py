@@ -6,15 +6,16 @@ Imports the other operations and composes them; they do not import it. In readin
 - `options`, `objectives`: what is requested, and what was measured
 - `context`: what the steps find out for one another
 - `ledger`: what a drill makes, saved before it is made, and its removal
-- `targets`: playground, empty cluster or empty keyspace
+- `targets`, `playground`: empty cluster, empty keyspace or playground
 - `backups`: the backup to rehearse with
 - `recovery`: restore and verification
 - `damage`: the damage of the other scenarios, and whether it is detected
 - `point`: restore to a random time, and its comparison with backup and log
 - `live_source`: its comparison with the source
 - `tail`: following the source into the target
-- `cutover`: the steps of ``--tail``, and the comparison with a source that is still written to
-- `report`, `history`: the report as JSON and as a page, earlier drills and retention
+- `cutover`: the steps of ``--tail``
+- `live_diff`: the comparison with a source that is still written to
+- `report`, `outcome`, `page`, `history`: the report, how it is made, its page, earlier drills and retention
 - `notify`: heartbeat, webhook, textfile and command after a drill
 - `schedule`: a line for cron, units for systemd
 """

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index_entry import IndexEntry
 from tikv_br.cluster.cluster import ClusterPool
-from tikv_br.cluster.timestamps import show_ts
 from tikv_br.drill.ledger import COPIES, Cleaner, Creation, EntryKind, Ledger
 from tikv_br.drill.objectives import Measured
 from tikv_br.drill.options import DrillOptions
+from tikv_br.drill.report import ChosenPoint, DrillReport
 from tikv_br.drill.targets import Destination
 from tikv_br.report.facts import Compared
 from tikv_br.report.recorder import Recorder
@@ -23,29 +23,7 @@ from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
     from tikv_br.dataflow.merge import MergeSources
-    from tikv_br.drill.follower import SourceFollower
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenPoint:
-    """The time that a drill restores, for its report. Times are PD timestamps."""
-
-    log: str
-    """URL and id of the log."""
-    restore_ts: int
-    seed: int | None
-    """Seed that chose the time; None = it was requested."""
-    first_ts: int
-    last_ts: int
-    """The period that it was chosen from. The second is the last time that can be restored."""
-
-    def __str__(self) -> str:
-        period = f"{show_ts(self.first_ts, age=False)} to {show_ts(self.last_ts, age=False)}"
-        how = "requested" if self.seed is None else f"chosen by seed {self.seed}"
-        return (
-            f"restores {show_ts(self.restore_ts, age=False)}, {how} from {period}, with the log {self.log}; to repeat it: --until "
-            f"{self.restore_ts}"
-        )
+    from tikv_br.drill.tail import Tail
 
 
 @dataclass
@@ -86,12 +64,14 @@ class DrillContext:
     """End of the restore to that time, on the recorder's clock."""
     damaged: str = ""
     """Name of the object that was damaged on purpose."""
-    follower: SourceFollower = field(init=False)
+    follower: Tail = field(init=False)
     """Follower of the source, from the step that starts it; only with a tail."""
     tail: ExitStack = field(default_factory=ExitStack)
     """Closing it stops the tail."""
     measured: Measured = field(default_factory=Measured)
     compared: list[Compared] = field(default_factory=list)
+    report: DrillReport = field(init=False)
+    """Set before the steps that write the report."""
 
     @property
     def folder(self) -> str:

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tikv_br.cluster import versions
-from tikv_br.cluster.cluster import ClusterPool
-from tikv_br.cluster.rawkv import RawClient
-from tikv_br.diff.options import ClusterChoice, DiffOptions
-from tikv_br.diff.run import DiffResult, diff
+from tikv_br.cluster.timestamps import seconds_between
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.follower import SourceFollower, seconds_between
+from tikv_br.drill.live_diff import compare_live
 from tikv_br.drill.tail import (
     FollowedRange,
     TailPlan,
-    check_backup,
-    check_versions,
     diff_options,
     follow_source,
 )
-from tikv_br.errors import DifferencesFound
-from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.progress_events import Notice, Reporter
+from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.progress_events import Notice
 from tikv_br.report.facts import Compared
 
 CHECK_SECONDS = 1.0
+MAX_RANGES = 16
+"""Each range is followed by a thread of its own."""
+
+
 RPO_METHOD = (
     "With a tail, by the source's timestamps: from the checkpoint, up to which the target had every write, until the assumed "
     "end of writes. This is what would be lost if the source failed at that moment."
 )
+
+
 BY_CHECKSUMS = "by the stores' checksums of both sides, down to the rows where these differ"
+
+
 BY_ROWS = (
     "by reading all rows of both sides, because comparing passes rely on checksums, which do not show every change"
 )
@@ -49,13 +50,29 @@ def check_source(context: DrillContext) -> None:
     cluster.require(versions.FEED)
     made = context.options.backup
     written = info.api_version if made is None or made.dst_api_version is None else made.dst_api_version
-    check_versions(info.api_version, written)
+    if info.api_version is ApiVersion.V2 and written is not ApiVersion.V2:
+        raise UsageError(
+            f"--tail starts from the backup-ts of a backup in API V2, and one in {written.label} has no timestamps",
+            hint="Omit --dst-api-version, or --tail.",
+        )
 
 
 def check_start(context: DrillContext) -> None:
     """Refuse a backup from which the source cannot be followed. Raises `UsageError`."""
-    if context.options.source is not None:
-        check_backup(context.clusters.get(context.options.source), context.backup)
+    if context.options.source is None:
+        return
+    source, backup = context.clusters.get(context.options.source), context.backup
+    if backup.cluster_id != source.cluster_id:
+        raise UsageError(
+            f"--tail: the backup is of cluster {backup.cluster_id}, and --pd is cluster {source.cluster_id}"
+        )
+    if source.api_version is ApiVersion.V2 and not (backup.backup_ts and backup.api_version is ApiVersion.V2):
+        raise UsageError("--tail starts from the backup-ts of a backup in API V2, and this backup has none")
+    if len(backup.ranges) > MAX_RANGES:
+        raise UsageError(
+            f"--tail follows up to {MAX_RANGES} ranges, and the backup has {len(backup.ranges)}",
+            hint="Run a drill for each group of keyspaces.",
+        )
 
 
 def follow(context: DrillContext) -> None:
@@ -63,17 +80,15 @@ def follow(context: DrillContext) -> None:
     plan = _plan(context)
     for creation in plan.safe_points():
         context.ledger.add(creation)
-    follower = context.follower = SourceFollower(plan, context.tail.enter_context(follow_source(plan)))
+    follower = context.follower = context.tail.enter_context(follow_source(plan))
     until = context.recorder.now + plan.options.seconds
     while (left := until - context.recorder.now) > 0:
         context.check_lease()
-        follower.tail.checkpoint_ts()  # raises what stopped it
+        follower.checkpoint_ts()  # raises what stopped it
         time.sleep(min(CHECK_SECONDS, left))
     max_lag = plan.options.lag
     follower.wait(lambda: follower.lag() <= max_lag, f"did not come within {max_lag:g} s of the source")
-    context.recorder(
-        Notice(f"the tail has written {follower.tail.written():,} rows and is {follower.lag():.1f} s behind")
-    )
+    context.recorder(Notice(f"the tail has written {follower.written():,} rows and is {follower.lag():.1f} s behind"))
 
 
 def stop(context: DrillContext) -> None:
@@ -84,14 +99,15 @@ def stop(context: DrillContext) -> None:
 def cut_over(context: DrillContext) -> None:
     """Assume that writes end, wait until the target has all of them, compare it with the source, and stop the tail."""
     follower = context.follower
-    follower.tail.force_exact()
+    follower.force_exact()
     start, end_ts = context.recorder.now, follower.now_ts()
-    lost = seconds_between(follower.tail.checkpoint_ts(), end_ts)
+    lost = seconds_between(follower.checkpoint_ts(), end_ts)
     context.measured = replace(context.measured, rpo=lost, rpo_method=RPO_METHOD)
-    follower.wait(lambda: follower.tail.checkpoint_ts() >= end_ts, "did not reach the end of the writes")
+    follower.wait(lambda: follower.checkpoint_ts() >= end_ts, "did not reach the end of the writes")
     caught_up = context.recorder.now - start
-    plan, reporter = follower.plan, context.recorder.nested
-    found = [compare_live(plan.clusters, _comparison(plan, each), follower.catch_up, reporter) for each in plan.ranges]
+    plan, reporter = _plan(context), context.recorder.nested
+    wanted = [replace(diff_options(plan, each), exact=not plan.uses_feed) for each in plan.ranges]
+    found = [compare_live(plan.clusters, each, follower.catch_up, reporter) for each in wanted]
     stop(context)
     context.measured = replace(context.measured, cut_over=round(context.recorder.now - start, 3))
     changing = sum(each.changing for each in found)
@@ -123,108 +139,3 @@ def _plan(context: DrillContext) -> TailPlan:
         state=options.home.child(f"{context.folder}/sync"),
         check_lease=context.check_lease,
     )
-
-
-def _comparison(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
-    return replace(diff_options(plan, followed), exact=not plan.uses_feed)
-
-
-# -- comparison with a source that is still written to ----------------------------------------------------------
-
-MAX_KEYS = 2000
-"""Maximum number of differing keys that are read one by one; with more, their ranges are compared again."""
-ROUNDS = 5
-TRIES = 3
-
-CatchUp = Callable[[Callable[[], None]], None]
-"""Returns when B has all that A had at the time of the call; until then it calls its argument repeatedly."""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveDiff:
-    """The result of a comparison that found no difference."""
-
-    rows: int
-    bytes: int
-    changing: int
-    """Keys that changed at the source between any two reads, so they cannot be compared."""
-
-
-def compare_live(clusters: ClusterPool, options: DiffOptions, catch_up: CatchUp, reporter: Reporter) -> LiveDiff:
-    """Compare A, which is still written to, with B, which follows it.
-
-    Raises `DifferencesFound` for a key that differs although A has not changed it.
-    """
-    found = [diff(replace(options, keys=MAX_KEYS), reporter)]
-    rows, size = found[0].summary.rows, found[0].summary.bytes
-    for _round in range(ROUNDS):
-        remaining = sum(each.summary.remaining for each in found)
-        if remaining == sum(len(each.keys) for each in found):
-            keys = [difference.key for each in found for difference in each.keys]
-            return LiveDiff(rows, size, _follow_keys(clusters, options, keys, catch_up))
-        catch_up(lambda: None)
-        found = [_compare_again(options, span, reporter) for span in _spans(found)]
-    raise DifferencesFound(
-        f"{remaining} keys of the target differ from the source's in each of {ROUNDS} comparisons",
-        hint="If the source is written to that much, stop writes during the cut-over. Else compare with `tikv-br diff`.",
-    )
-
-
-def _compare_again(options: DiffOptions, span: KeyRange, reporter: Reporter) -> DiffResult:
-    return diff(replace(options, keys=MAX_KEYS, span=span), reporter)
-
-
-def _spans(found: Sequence[DiffResult]) -> list[KeyRange]:
-    """The ranges that differ, with adjacent ones merged."""
-    spans: list[KeyRange] = []
-    for span in sorted(each.span for result in found for each in result.ranges):
-        if spans and spans[-1].end == span.start:
-            spans[-1] = KeyRange(spans[-1].start, span.end)
-        else:
-            spans.append(span)
-    return spans
-
-
-def _follow_keys(clusters: ClusterPool, options: DiffOptions, keys: Sequence[bytes], catch_up: CatchUp) -> int:
-    """Check that B has what A had, for each key; returns how many changed too fast to compare."""
-    a, b = (_raw(clusters, side) for side in (options.a, options.b) if isinstance(side, ClusterChoice))
-    wrong: list[bytes] = []
-    for _try in range(TRIES):
-        if not keys:
-            return 0
-        seen = _SourceValues(a, keys)
-        seen.read()
-        catch_up(seen.read)
-        there = b.batch_get(keys)
-        seen.read()
-        keys = [key for key in keys if _digest(there.get(key)) not in seen.digests[key]]
-        wrong = [key for key in keys if len(seen.digests[key]) == 1]
-    if wrong:
-        raise DifferencesFound(
-            f"{len(wrong)} keys of the target differ from the source's, the first is {min(wrong).hex()}",
-            hint="Compare with `tikv-br diff`. Either somebody writes to the target, or this is a defect of tikv-br.",
-        )
-    return len(keys)
-
-
-class _SourceValues:
-    """The values that keys had each time they were read."""
-
-    def __init__(self, raw: RawClient, keys: Sequence[bytes]) -> None:
-        self._raw = raw
-        self.digests: dict[bytes, set[bytes | None]] = {key: set() for key in keys}
-
-    def read(self) -> None:
-        """Read all keys once more."""
-        found = self._raw.batch_get(self.digests)
-        for key, digests in self.digests.items():
-            digests.add(_digest(found.get(key)))
-
-
-def _digest(value: bytes | None) -> bytes | None:
-    return None if value is None else hashlib.blake2b(value, digest_size=16).digest()
-
-
-def _raw(clusters: ClusterPool, side: ClusterChoice) -> RawClient:
-    cluster = clusters.get(side.config)
-    return cluster.raw(cluster.pd.keyspace_id(side.keyspace))

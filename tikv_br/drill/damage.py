@@ -16,7 +16,7 @@ from tikv_br.report.facts import Compared
 from tikv_br.restore.run import restore
 from tikv_br.storage.base import ObjectStore, read_chunks
 from tikv_br.storage.open import open_store
-from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 NOT_COPIED = (f"{layout.LEASE}/", f"{layout.RESTORE}/")
@@ -49,7 +49,7 @@ def verify_damaged(context: DrillContext) -> None:
     found: list[Finding] = []
     try:
         verify(
-            VerifyOptions(context.location, Level.FILES, executor=Executor.DRIVER),
+            VerifyOptions(context.location, Level.FILES, executor="driver"),
             context.recorder.nested,
             found.append,
         )
@@ -116,7 +116,6 @@ def _service(context: DrillContext) -> str:
 
 
 def _select_byte(context: DrillContext) -> tuple[FileEntry, int]:
-    """A file and a position in it."""
     files = [file for file in context.backup.files if file.size]
     if not files:
         raise UsageError("the backup has no file to damage", hint="Use a backup that holds rows.")

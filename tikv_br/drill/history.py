@@ -6,8 +6,10 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, cast
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, cast
+
+import msgspec
 
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.removal import remove
@@ -21,6 +23,8 @@ WHOLE_BACKUP = "lost-cluster"
 """The scenario whose RTO is that of the whole backup."""
 MAX_FIGURE = 250_000_000_000_000
 """Upper limit for times in milliseconds (until the year 9892) and sizes."""
+Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FIGURE)]
+Figure = Annotated[float, msgspec.Meta(gt=-MAX_FIGURE, lt=MAX_FIGURE)]
 SEAL = "content_sha256"
 """A field of each report: the hash of the others. Retention removes backups by what reports say."""
 _END = b"}\n"
@@ -34,18 +38,18 @@ class PastDrill:
     id: str
     verdict: str
     scenario: str
-    started_ms: int
-    seconds: float
-    rpo: float | None
-    rto: float | None
-    keys: int
+    started_ms: Count
+    seconds: Figure
+    rpo: Figure | None
+    rto: Figure | None
+    keys: Count
     """Keys of the backup, as is the size; may include keys that have expired since."""
-    data_bytes: int
-    speed: float | None
+    data_bytes: Count
+    speed: Figure | None
     """Bytes of keys and values per second, over the whole recovery; None also if only a part was restored."""
     made_backup: str
     """Id of the backup that the drill made; ``""`` = none."""
-    restored_keys: int | None = None
+    restored_keys: Count | None = None
     """Counted in the target after the restore; None also in reports of versions up to 1.0.0rc1."""
 
 
@@ -169,30 +173,10 @@ def _id_in(name: str) -> str:
 
 def _trend_of(report: Mapping[str, Any], name: str) -> list[PastDrill]:
     try:
-        names = {field.name for field in fields(PastDrill)}
-        found = [
-            PastDrill(**{key: past[key] for key in names if key != "restored_keys" or key in past})
-            for past in report["trend"]
-        ]
-        return list(map(_checked, found or [past_drill_of(report)]))
-    except (KeyError, TypeError) as error:
+        return msgspec.convert(report["trend"] or [asdict(past_drill_of(report))], list[PastDrill])
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
         log.warning("%s is not a report of a version that can be read: %s", name, error)
         return []
-
-
-def _checked(past: PastDrill) -> PastDrill:
-    """The same. Raises `TypeError` for values of other types, and figures that no list can show: reports are JSON."""
-    names: tuple[object, ...] = (past.id, past.verdict, past.scenario, past.made_backup)
-    if not all(isinstance(each, str) for each in names):
-        raise TypeError(f"the drill {past.id!r} has names that are not text")
-    optional = [each for each in (past.rpo, past.rto, past.speed, past.restored_keys) if each is not None]
-    figures: tuple[object, ...] = (past.started_ms, past.seconds, past.keys, past.data_bytes, *optional)
-    for each in figures:
-        if isinstance(each, bool) or not isinstance(each, int | float) or not -MAX_FIGURE < each < MAX_FIGURE:
-            raise TypeError(f"the drill {past.id} has {each!r} as a figure")
-    if past.started_ms < 0:
-        raise TypeError(f"the drill {past.id} has {past.started_ms!r} as its start")
-    return past
 
 
 def _remove_backup(index: Index, backup_id: str) -> None:

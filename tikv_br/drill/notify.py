@@ -105,7 +105,6 @@ def summarize(report: DrillReport, page: str) -> Summary:
 
 
 def _exit_code(report: DrillReport) -> int:
-    """The exit code of ``drill run``."""
     if report.trouble is not None:
         return report.trouble.exit_code
     return ObjectivesMissed.exit_code if report.verdict is DrillVerdict.MISSED else 0

@@ -26,10 +26,11 @@ from tikv_br.compare.sides import ClusterSide
 from tikv_br.dataflow.merge import MergeSources, sizes_by_key
 from tikv_br.dataflow.plan import plan_by_sizes
 from tikv_br.drill import backups
-from tikv_br.drill.context import ChosenPoint, DrillContext
+from tikv_br.drill.context import DrillContext
 from tikv_br.drill.live_source import SourceComparison, source_of
 from tikv_br.drill.options import PointChoice
 from tikv_br.drill.recovery import ownership_reporter
+from tikv_br.drill.report import ChosenPoint
 from tikv_br.drill.targets import first_key
 from tikv_br.errors import (
     BackupUnsupported,

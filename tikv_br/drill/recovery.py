@@ -18,7 +18,7 @@ from tikv_br.restore.options import Restamp
 from tikv_br.restore.plan import choose_parts
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.restore.steps import FIRST_CHANGE
-from tikv_br.verify.options import Executor, Level, VerifyOptions
+from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def verify_all(context: DrillContext) -> None:
     context.compared.append(found)
     if not found.keys:
         log.warning("the backup of drill %s has no key, so its restore proves little", context.id)
-    read = verify(VerifyOptions(context.location, Level.DATA, executor=Executor.DRIVER), context.recorder.nested)
+    read = verify(VerifyOptions(context.location, Level.DATA, executor="driver"), context.recorder.nested)
     context.compared.append(
         Compared(
             "backup files and manifest",
@@ -117,7 +117,7 @@ def verify_all(context: DrillContext) -> None:
 def _compare_same_keys(context: DrillContext) -> Compared:
     """Compare rows that have the keys of the backup. Raises `ChecksumMismatch`, `BackupDamaged`."""
     cluster = context.destination.cluster
-    options = VerifyOptions(context.location, Level.RESTORE, cluster, executor=Executor.DRIVER)
+    options = VerifyOptions(context.location, Level.RESTORE, cluster, executor="driver")
     found = verify(options, context.recorder.nested)
     how = (
         f"{counted(found.ranges_compared, 'range')} without gaps: keys, bytes and crc64 of all rows, counted by the target's "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,18 +19,12 @@ from tikv_br.drill.ledger import BackupRemover, Cleaner, EntryKind, Ledger, Remo
 from tikv_br.drill.notify import notify
 from tikv_br.drill.objectives import Goal
 from tikv_br.drill.options import DrillOptions, Scenario
-from tikv_br.drill.report import (
-    DrillReport,
-    make_report,
-    make_report_of_killed,
-    page_url,
-    write_index,
-    write_json,
-    write_page,
-)
+from tikv_br.drill.outcome import make_report, make_report_of_killed
+from tikv_br.drill.page import write_index, write_page
+from tikv_br.drill.report import DrillReport, page_url, write_json
 from tikv_br.drill.tail import SafePointRemover
 from tikv_br.drill.targets import ClusterTarget, OwnedRowsRemover
-from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, ObjectivesMissed, StorageError, TikvBrError
+from tikv_br.errors import BackupDamaged, LeaseHeld, ObjectivesMissed, StorageError, TikvBrError
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.report.facts import DrillVerdict, figure
 from tikv_br.report.recorder import Recorder
@@ -43,17 +36,6 @@ C = TypeVar("C")
 LOCKED_HINT = "Another drill with the same --reports is running. The lock of a killed one expires within 40 s, on S3 within 100 s."
 WRITE_REPORT, NOTIFY = "write the report", "notify"
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportContext:
-    """State of the steps after the drill's own work."""
-
-    options: DrillOptions
-    home: ObjectStore
-    report: DrillReport
-    recorder: Recorder
-    ledger: Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +56,8 @@ class LeasedStep(Generic[C]):
         self.step.run(context)
 
     def undo(self, context: C) -> bool:
-        """Undo the step unless the lease is lost. If the storage does not answer, the last known state counts."""
-        with contextlib.suppress(LeaseLost, StorageError):
-            self.lease.confirm()
-        return self.lease.lost is None and self.step.undo(context)
+        """Undo the step unless the lease is lost."""
+        return self.lease.still_holds() and self.step.undo(context)
 
 
 def drill(options: DrillOptions, reporter: Reporter = silent) -> DrillReport:
@@ -163,7 +143,7 @@ def _scenario_steps(options: DrillOptions) -> list[Step[DrillContext]]:
             return [prepare, FunctionStep("restore", point.restore), FunctionStep("verify", point.verify)]
 
 
-def report_steps() -> list[Step[ReportContext]]:
+def report_steps() -> list[Step[DrillContext]]:
     """The steps after a drill, whether it passed or failed."""
     return [
         FunctionStep(WRITE_REPORT, _write_report),
@@ -268,14 +248,13 @@ def _report(context: DrillContext, failure: BaseException | None, step: str, hel
     try:
         held.confirm()
         earlier = read_past_drills(context.home)[-(MAX_TREND - 1) :]
-        report = make_report(context, failure, step, earlier)
-        ended = ReportContext(context.options, context.home, report, context.recorder, context.ledger)
-        run_steps(_leased(report_steps(), held), ended, context.recorder)
+        context.report = make_report(context, failure, step, earlier)
+        run_steps(_leased(report_steps(), held), context, context.recorder)
     except StorageError as problem:
         if context.recorder.step != NOTIFY:
             _notify_without_report(context, failure or problem, step, earlier)
         raise
-    return report
+    return context.report
 
 
 def _notify_without_report(
@@ -288,35 +267,35 @@ def _notify_without_report(
     notify(context.options.hooks, report, page)
 
 
-def _write_report(ended: ReportContext) -> None:
-    write_json(ended.home, ended.report)
-    write_page(ended.home, ended.report)
-    ended.ledger.remove_finished_backup()
-    ended.recorder(Notice(f"the report is {REPORTS}/{ended.report.id}.html in {ended.home.location}"))
+def _write_report(context: DrillContext) -> None:
+    write_json(context.home, context.report)
+    write_page(context.home, context.report)
+    context.ledger.remove_finished_backup()
+    context.recorder(Notice(f"the report is {REPORTS}/{context.report.id}.html in {context.home.location}"))
 
 
-def _remove_old_drills(ended: ReportContext) -> None:
+def _remove_old_drills(context: DrillContext) -> None:
     """A failed drill removes nothing: earlier backups and reports help to find the cause."""
-    if ended.report.verdict in {DrillVerdict.PASSED, DrillVerdict.MISSED}:
-        folder = open_store(ended.options.backups)
-        problems = remove_old_drills(ended.home, folder, read_past_drills(ended.home), ended.options.keep_last)
-        _add_notices(ended, problems)
+    if context.report.verdict in {DrillVerdict.PASSED, DrillVerdict.MISSED}:
+        folder = open_store(context.options.backups)
+        problems = remove_old_drills(context.home, folder, read_past_drills(context.home), context.options.keep_last)
+        _add_notices(context, problems)
 
 
-def _write_index(ended: ReportContext) -> None:
-    write_index(ended.home, read_past_drills(ended.home))
+def _write_index(context: DrillContext) -> None:
+    write_index(context.home, read_past_drills(context.home))
 
 
-def _notify(ended: ReportContext) -> None:
+def _notify(context: DrillContext) -> None:
     """A hook that fails does not fail the drill; it is a notice of the report."""
-    problems = notify(ended.options.hooks, ended.report, page_url(ended.options.home, ended.report.id))
+    problems = notify(context.options.hooks, context.report, page_url(context.options.home, context.report.id))
     if problems:
-        report = replace(ended.report, notices=(*ended.report.notices, *problems))
-        write_json(ended.home, report)
-        write_page(ended.home, report)
-    _add_notices(ended, problems)
+        report = replace(context.report, notices=(*context.report.notices, *problems))
+        write_json(context.home, report)
+        write_page(context.home, report)
+    _add_notices(context, problems)
 
 
-def _add_notices(ended: ReportContext, problems: list[str]) -> None:
+def _add_notices(context: DrillContext, problems: list[str]) -> None:
     for problem in problems:
-        ended.recorder(Notice(problem))
+        context.recorder(Notice(problem))

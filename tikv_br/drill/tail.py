@@ -15,10 +15,11 @@ from tikv_br.backupset.coverage import codec_of
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.timestamps import seconds_between
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.drill.ledger import Creation, EntryKind
 from tikv_br.drill.options import TailOptions
-from tikv_br.errors import CutOverFailed, DrillRemains, UsageError
+from tikv_br.errors import CutOverFailed, DrillRemains
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.diff_mode import DiffMode, DiffModeOptions, Pass
@@ -27,10 +28,10 @@ from tikv_br.incremental.pipeline import Replicator
 from tikv_br.incremental.sinks.open import SinkOptions
 from tikv_br.incremental.sinks.url import TikvTarget
 from tikv_br.incremental.sync import SyncOptions, sync
+from tikv_br.patience import wait_until
 from tikv_br.storage.url import StorageLocation
 
-MAX_RANGES = 16
-"""Each range is followed by a thread of its own."""
+POLL_SECONDS = 0.1
 GC_TTL = 600
 """Seconds after which the safe point of a killed drill expires."""
 
@@ -71,7 +72,7 @@ class TailPlan:
     @property
     def uses_feed(self) -> bool:
         """Return whether the source has a change feed; if not, passes compare it with the target."""
-        return has_feed(self.clusters.get(self.source))
+        return self.clusters.get(self.source).api_version is ApiVersion.V2
 
     def safe_points(self) -> list[Creation]:
         """The ledger entries of the syncs' safe points at the source."""
@@ -148,8 +149,8 @@ Runner = FeedRunner | DiffRunner
 class Tail:
     """The runners of all ranges, each in a thread of its own."""
 
-    def __init__(self, runners: Sequence[Runner], stop: threading.Event) -> None:
-        self._runners, self._stop = runners, stop
+    def __init__(self, plan: TailPlan, runners: Sequence[Runner], stop: threading.Event) -> None:
+        self._plan, self._runners, self._stop = plan, runners, stop
         self._error: Exception | None = None
         self._threads = [
             threading.Thread(target=self._run, args=(runner,), name=f"tail-{number}", daemon=True)
@@ -187,6 +188,34 @@ class Tail:
         for runner in self._runners:
             runner.force_exact()
 
+    def now_ts(self) -> int:
+        """Return a timestamp of the source that is larger than those of all earlier writes."""
+        return self._plan.clusters.get(self._plan.source).pd.tso()
+
+    def lag(self) -> float:
+        """Seconds, by the source's timestamps, that the target is behind."""
+        checkpoint = self.checkpoint_ts()
+        return seconds_between(checkpoint, self.now_ts()) if checkpoint else float("inf")
+
+    def catch_up(self, poll: Callable[[], None]) -> None:
+        """Return when the target has all that the source has now, calling ``poll`` until then. Raises `CutOverFailed`."""
+        now = self.now_ts()
+
+        def is_reached() -> bool:
+            poll()
+            return self.checkpoint_ts() >= now
+
+        self.wait(is_reached, "did not reach the source's current timestamp")
+
+    def wait(self, is_reached: Callable[[], bool], failure: str) -> None:
+        """Wait for a state of the tail. Raises `CutOverFailed` when that takes too long."""
+        patience = self._plan.options.patience
+
+        def too_late() -> CutOverFailed:
+            return CutOverFailed(f"the tail {failure} within {patience:g} s: it is {self.lag():.1f} s behind")
+
+        wait_until(is_reached, patience, too_late, poll=POLL_SECONDS, check=self._plan.check_lease)
+
     def _run(self, runner: Runner) -> None:
         try:
             runner.run()
@@ -204,7 +233,7 @@ def follow_source(plan: TailPlan) -> Iterator[Tail]:
             runners.append(FeedRunner(_sync_options(plan, followed, _sync_name(plan.drill, number)), stop))
         else:
             runners.append(DiffRunner(_pass_options(plan, followed), plan.clusters.get(plan.source).pd.tso, stop))
-    tail = Tail(runners, stop)
+    tail = Tail(plan, runners, stop)
     tail.start()
     try:
         yield tail
@@ -229,34 +258,6 @@ class SafePointRemover:
                     hint=f"It expires within {GC_TTL} s.",
                 )
             safepoint.release(cluster.pd, name)
-
-
-def has_feed(source: Cluster) -> bool:
-    """Return whether a cluster has a change feed."""
-    return source.api_version is ApiVersion.V2
-
-
-def check_versions(source: ApiVersion, backup: ApiVersion) -> None:
-    """Raise `UsageError` unless a source can be followed from backups of an API version."""
-    if source is ApiVersion.V2 and backup is not ApiVersion.V2:
-        raise UsageError(
-            f"--tail starts from the backup-ts of a backup in API V2, and one in {backup.label} has no timestamps",
-            hint="Omit --dst-api-version, or --tail.",
-        )
-
-
-def check_backup(source: Cluster, backup: BackupSet) -> None:
-    """Raise `UsageError` unless the source can be followed from a backup."""
-    cluster_id = source.cluster_id
-    if backup.cluster_id != cluster_id:
-        raise UsageError(f"--tail: the backup is of cluster {backup.cluster_id}, and --pd is cluster {cluster_id}")
-    if has_feed(source) and not (backup.backup_ts and backup.api_version is ApiVersion.V2):
-        raise UsageError("--tail starts from the backup-ts of a backup in API V2, and this backup has none")
-    if len(backup.ranges) > MAX_RANGES:
-        raise UsageError(
-            f"--tail follows up to {MAX_RANGES} ranges, and the backup has {len(backup.ranges)}",
-            hint="Run a drill for each group of keyspaces.",
-        )
 
 
 def diff_options(plan: TailPlan, followed: FollowedRange) -> DiffOptions:

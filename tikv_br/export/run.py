@@ -9,9 +9,8 @@ from functools import partial
 
 from tikv_br import __version__, records, run_id
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of, keyspace_codec, nothing_matched
-from tikv_br.backupset.rows import has_rows, keyspaces_of
+from tikv_br.backupset.coverage import codec_of, nothing_matched
+from tikv_br.backupset.rows import chosen_codec, has_rows
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rate_limit import RateLimit
@@ -23,13 +22,12 @@ from tikv_br.errors import StorageConflict, StorageError, UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportPart, ExportTask, run_export_task
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, run_steps
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
-from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.executor import run_tasks
 from tikv_br.tasks.session import check_java
 
 SUCCESS = "_SUCCESS"
@@ -112,7 +110,7 @@ def open_source(context: ExportContext) -> None:
 
 def _open_backup(context: ExportContext, sources: MergeSources) -> None:
     base, read = sources.base, context.options.read
-    codec = _keyspace(base, read.keyspaces)
+    codec = chosen_codec(base, "".join(read.keyspaces[:1]))
     keyspace = codec.rpc_range()
     covered = [part for each in base.ranges if not (part := intersection(each, keyspace)).is_empty]
     context.ranges = tuple(sorted(codec.rpc_range(each) for each in read.ranges)) or tuple(sorted(covered))
@@ -137,18 +135,6 @@ def _open_backup(context: ExportContext, sources: MergeSources) -> None:
     context.engine = Engine.of_tasks("merge", "read from a backup", read)
 
 
-def _keyspace(base: BackupSet, names: tuple[str, ...]) -> KeyCodec:
-    """The codec of the keyspace to read. Raises `UsageError`."""
-    ids = keyspaces_of(base) or (0,)
-    if not names and len(ids) > 1:
-        raise UsageError(
-            f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
-        )
-    if names and not names[0].isdecimal():
-        raise UsageError("--keyspace: backups only record the ids of keyspaces, not their names", hint="Pass the id.")
-    return keyspace_codec(base.api_version, int(names[0]) if names else ids[0], "--keyspace")
-
-
 def check_destination(context: ExportContext) -> None:
     """Check that the destination is empty or, with ``overwrite``, has an export only. Raises `StorageConflict`, `LeaseHeld`."""
     context.store = open_store(context.options.read.storage)
@@ -157,7 +143,6 @@ def check_destination(context: ExportContext) -> None:
 
 
 def _earlier_objects(context: ExportContext) -> list[str]:
-    """The objects of an earlier export."""
     found: list[str] = []
     for info in context.store.list():
         if info.name.startswith(f"{layout.LEASE}/"):
@@ -237,11 +222,10 @@ def copy(context: ExportContext) -> None:
     tasks = [
         ExportTask(interval.span, part_name(number, options.format)) for number, interval in enumerate(context.plan)
     ]
-    concurrency = engine.slots if engine.executor == "driver" else options.read.concurrency
     context.session_seconds = run_tasks(
         tasks,
         partial(run_export_task, ExportJob(source, options.read.storage, table)),
-        options=ExecutorOptions(engine.executor, options.read.spark_master, concurrency, options.read.spark_settings),
+        options=engine.executor_options(options.read),
         on_result=context.parts.append,
         name_of=str,
         reporter=context.reporter,

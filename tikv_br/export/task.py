@@ -106,6 +106,7 @@ def run_export_task(job: ExportJob, task: ExportTask, context: TaskContext) -> E
 
 def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> ExportPart:
     """Write one part. After an error nothing of it is visible."""
+    from tikv_br.formats import columns
     from tikv_br.formats.tables import UnfitText, open_table
 
     part = ExportPart(task.name)
@@ -114,7 +115,7 @@ def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> Expor
         try:
             for batch in job.source.batches(task.span, part, context):
                 table.append(batch)
-                size = _data_bytes(batch)
+                size = int(columns.row_sizes(batch).sum())
                 part.rows += batch.num_rows
                 part.data_bytes += size
                 context.report(data_bytes=size, keys=batch.num_rows)
@@ -127,10 +128,3 @@ def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> Expor
             raise
         part.size = writer.close().size
     return part
-
-
-def _data_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of keys and values."""
-    from tikv_br.formats import columns
-
-    return int(columns.row_sizes(batch).sum())

@@ -69,7 +69,7 @@ def load_pairs(
             left_out = list(pool.map(put, _parts(rows, concurrency)))  # raises what one of them raises
             left_out_kvs = sum(part.num_rows for part in left_out)
             kvs += rows.num_rows - left_out_kvs
-            size += _bytes(rows) - sum(map(_bytes, left_out))
+            size += int(columns.row_sizes(rows).sum()) - sum(int(columns.row_sizes(part).sum()) for part in left_out)
             expired += batch.num_rows - live.num_rows + left_out_kvs
             seconds = time.monotonic() - begin
             fraction = min(kvs / source.expected_rows, 1.0) if source.expected_rows else 0.0
@@ -90,14 +90,6 @@ def _live(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
     return unexpired(batch, now)
 
 
-def _bytes(rows: pa.RecordBatch) -> int:
-    """Return the number of bytes of keys and values."""
-    from tikv_br.formats import columns
-
-    return int(columns.row_sizes(rows).sum())
-
-
 def _parts(rows: pa.RecordBatch, count: int) -> Iterator[pa.RecordBatch]:
-    """Cut rows into up to ``count`` neighbouring parts of about equal length."""
     size = max(1, -(-rows.num_rows // count))
     return (rows.slice(first, size) for first in range(0, rows.num_rows, size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 
 from tikv_br.backupset.backup_set import BackupSet
@@ -14,7 +13,6 @@ from tikv_br.cluster.ingest_announcer import Announcer
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.compare.files import BackgroundComparison, FilePart
-from tikv_br.errors import LeaseLost, StorageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Reporter, silent
@@ -89,14 +87,6 @@ class RestoreContext:
     def resumed_files(self) -> int:
         """Number of files that an unfinished restore has completely restored."""
         return len(self.parts) - len({part.file.name for part in self.todo})
-
-    def holds_lease(self) -> bool:
-        """Return whether this restore holds the lease, according to the storage or, if that fails, to the last renewal."""
-        if self.lease is None:
-            return True
-        with contextlib.suppress(LeaseLost, StorageError):
-            self.lease.confirm()
-        return self.lease.lost is None
 
     def close(self) -> None:
         """End all background work; idempotent."""

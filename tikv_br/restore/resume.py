@@ -166,7 +166,7 @@ def leave_import_mode(context: RestoreContext) -> bool:
     if mode is None:
         return False
     mode.stop()
-    if not context.holds_lease():
+    if context.lease is not None and not context.lease.still_holds():
         return False  # the restore that has taken over decides on import mode
     record, cluster_id = context.record, context.info.cluster_id
     if record is None:
@@ -195,11 +195,9 @@ def _changes_to_undo(record: RestoreRecord, cluster_id: int) -> dict[str, Import
 
 
 def _needed_by_others(record: RestoreRecord, left: dict[str, ImportModeRecord]) -> bool:
-    """Return whether another running restore needs import mode."""
     return any(RestoreRecord(record.store, each).is_running for each in left if each != record.id)
 
 
 def _remove_records(record: RestoreRecord, left: dict[str, ImportModeRecord], cluster_id: int) -> None:
-    """Remove the records of changes that are undone."""
     for each in left:
         RestoreRecord(record.store, each).remove_import_mode(cluster_id)

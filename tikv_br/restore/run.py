@@ -21,7 +21,8 @@ from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.record import check_none_running, import_mode_records, remove_all, restore_ids, schedulers_of
-from tikv_br.restore.steps import check_fit, check_target, connect, plan, read_backup, restore_steps
+from tikv_br.restore.steps import check_fit, connect, plan, read_backup, restore_steps
+from tikv_br.restore.target import check_target
 from tikv_br.steps import run_steps
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation

@@ -96,7 +96,6 @@ class ProgressListener:
             self._receive(pickle.loads(payload))  # noqa: S301 - signed by a task of this run
 
     def _is_task(self, connection: Connection) -> bool:
-        """Return whether the other end knows the key of the run."""
         challenge = secrets.token_bytes(_DIGEST_SIZE)
         try:
             connection.send_bytes(challenge)

@@ -144,7 +144,6 @@ def _own_files() -> Iterator[tuple[PurePosixPath, Path]]:
 
 
 def _add_python(archive: tarfile.TarFile) -> None:
-    """Add ``bin/python``."""
     made_with = shlex.quote(str(Path(sys.executable).resolve()))
     script = _PYTHON.format(site=_SITE, made_with=made_with, version=_VERSION).encode()
     with tempfile.NamedTemporaryFile() as file:

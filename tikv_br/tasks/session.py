@@ -1,7 +1,4 @@
-"""Starts and stops Spark: checks Java first, redirects its log, and binds a local session to loopback.
-
-Settings come from ``spark-defaults.conf``, which Spark itself reads, then from the user's `SparkSettings`, then from here.
-"""
+"""Starts and stops Spark: checks Java first, redirects its log, and binds a local session to loopback."""
 
 from __future__ import annotations
 
@@ -18,104 +15,47 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from tikv_br import pandas_import
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.tasks.jobs import check_workers
+from tikv_br.tasks.settings import LOOPBACK, NO_SETTINGS, SessionPlan, SparkSettings, check_settings, is_local
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
 
+
 logger = logging.getLogger(__name__)
+
+
 MIN_JAVA = 17
+
+
 _LAUNCHES = 3  # of a JVM that ends without output
-_ATTEMPTS = 4  # of a task whose worker dies; tasks that fail by themselves are not run again
-_MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://[^/\s,]+:\d{1,5}(,[^/\s,]+:\d{1,5})*|yarn|k8s://\S+")
+
+
 _MASTER_SECONDS = 10.0
+
+
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Variable of a process that spark-submit started, beside a JVM of its own."""
-_ENVIRONMENT = "environment"
-"""Folder into which executors unpack an archive."""
-_OURS = {"spark.master": "--spark-master", "spark.submit.deployMode": "--spark-master, whose driver is this process"}
-"""Settings that only we make, and what to pass instead."""
-_LOOPBACK = "127.0.0.1"
+
+
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+
+
 _PYTHON = "PYSPARK_PYTHON"
+
+
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
-_SHELL = "pyspark-shell"
-"""The name of an application that has none."""
-_DEFAULTS = {
-    "spark.ui.enabled": "false",
-    "spark.python.worker.reuse": "true",
-    "spark.task.maxFailures": str(_ATTEMPTS),
-}
-"""Settings unless the user has others."""
+
+
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """This JVM only steers tasks: its better compiler costs more than half of all its processor time, and never pays."""
-
-
-@dataclass(frozen=True, slots=True)
-class SparkSettings:
-    """The user's settings for Spark. Values may be secrets: they are in no representation, and do not travel to tasks."""
-
-    conf: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    archive: str = ""
-    """Archive with a Python environment for the executors: a path, or a URL that they can read; ``""`` = none."""
-
-    @classmethod
-    def parse(cls, conf: Sequence[str], archive: str = "") -> SparkSettings:
-        """Settings as on the command line. Raises `UsageError`, without the values."""
-        pairs = [text.partition("=") for text in conf]
-        for number, (name, sign, value) in enumerate(pairs, 1):
-            if not sign or not re.fullmatch(r"spark\.[^\s:#!]+", name) or "\0" in value:
-                which = f" ({name})" if sign and name.startswith("spark.") else ""
-                raise UsageError(
-                    f"--spark-conf number {number}{which} is not KEY=VALUE",
-                    hint="Keys begin with spark., for example --spark-conf spark.executor.memory=4g.",
-                )
-            if name in _OURS:
-                raise UsageError(f"--spark-conf cannot set {name}", hint=f"Pass {_OURS[name]}.")
-        if archive and ":" not in archive and not Path(archive.partition("#")[0]).is_file():
-            raise UsageError(
-                f"--spark-archive: {archive.partition('#')[0]} is not a file",
-                hint="Make one with `tikv-br spark pack`.",
-            )
-        return cls(tuple((name, value.strip()) for name, _, value in pairs), archive)
-
-    def __reduce__(self) -> tuple[type[SparkSettings], tuple[()]]:
-        """Pickle as no settings: the options of an operation travel to its tasks, which need none of these."""
-        return SparkSettings, ()
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """All of it as settings of Spark."""
-        found = dict(self.conf)
-        if self.archive:
-            archive = self.archive if "#" in self.archive else f"{self.archive}#{_ENVIRONMENT}"
-            found["spark.archives"] = ",".join(filter(None, (found.get("spark.archives"), archive)))
-            found.setdefault("spark.pyspark.python", f"./{archive.partition('#')[2]}/bin/python")
-        return found
-
-
-NO_SETTINGS = SparkSettings()
-
-
-def is_local(master: str) -> bool:
-    """Return whether ``master`` means threads of this machine."""
-    return master == "local" or master.startswith("local[")
-
-
-def check_master(master: str) -> None:
-    """Raise `UsageError` for a master that Spark would not understand: no JVM has to start to find out."""
-    if not _MASTER.fullmatch(master):
-        raise UsageError(
-            f"invalid Spark master {master!r}", hint="Pass local[*], local[4], spark://host:7077, yarn or k8s://…."
-        )
 
 
 def check_java() -> int:
@@ -133,15 +73,6 @@ def check_java() -> int:
     if major < MIN_JAVA:
         raise SparkUnavailable(f"Java at {java} is version {major or 'unknown'}, Spark requires {MIN_JAVA} or newer")
     return major
-
-
-def check_settings(master: str, settings: SparkSettings) -> None:
-    """Raise `UsageError` for a master that Spark would not understand, or an archive for one that has no executors to unpack it."""
-    check_master(master)
-    if settings.archive and is_local(master):
-        raise UsageError(
-            f"--spark-archive is for Spark clusters, and --spark-master is {master}", hint="Leave one of them out."
-        )
 
 
 @contextlib.contextmanager
@@ -165,7 +96,7 @@ def spark_context(
     with (
         tempfile.TemporaryFile() as log,
         _environment(master),
-        _session(_Plan(master, concurrency, app_name, settings), log) as context,
+        _session(SessionPlan(master, concurrency, app_name, settings), log) as context,
     ):
         if not is_local(master):
             check_workers(context, master)
@@ -188,7 +119,7 @@ def submitted_master() -> str:
 
 def driver_host(context: SparkContext) -> str:
     """Return the address under which executors reach this process."""
-    return context.getConf().get("spark.driver.host") or _LOOPBACK
+    return context.getConf().get("spark.driver.host") or LOOPBACK
 
 
 def _check_reachable(master: str) -> None:
@@ -211,7 +142,7 @@ def _check_reachable(master: str) -> None:
 
 
 @contextlib.contextmanager
-def _session(plan: _Plan, log: IO[bytes]) -> Iterator[SparkContext]:
+def _session(plan: SessionPlan, log: IO[bytes]) -> Iterator[SparkContext]:
     import pyspark  # noqa: F401 - before there are two threads: each would hold a part of it that the other one imports
 
     launch = _Launch(plan, log)
@@ -230,7 +161,7 @@ class _Launch:
     own; and a SparkContext made in the main thread would replace our handler of SIGINT.
     """
 
-    def __init__(self, plan: _Plan, log: IO[bytes]) -> None:
+    def __init__(self, plan: SessionPlan, log: IO[bytes]) -> None:
         self._plan, self._log = plan, log
         self._gateway: Any = None
         self._jvm_known = threading.Event()
@@ -332,70 +263,6 @@ def _utf16(character: str) -> tuple[int, ...]:
     return struct.unpack(f">{len(encoded) // 2}H", encoded)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Parameters for starting a session."""
-
-    master: str
-    concurrency: int | None
-    app_name: str
-    settings: SparkSettings
-
-    def launch_conf(self) -> SparkConf:
-        """Return the settings that the JVM needs at its start. They are in its arguments, so without the user's."""
-        from pyspark import SparkConf
-
-        conf = SparkConf(loadDefaults=False).setMaster(_master(self.master, self.concurrency))
-        conf.set("spark.ui.showConsoleProgress", "false")  # on by default in this kind of JVM
-        if is_local(self.master):
-            conf.setAll([("spark.driver.host", _LOOPBACK), ("spark.driver.bindAddress", _LOOPBACK)])
-        return conf
-
-    def session_conf(self, known: Any) -> SparkConf:  # noqa: ANN401 - py4j has no types
-        """All settings of the session; ``known`` is the JVM's SparkConf, which has the user's."""
-        conf = self.launch_conf()
-        given = self.settings.properties
-
-        def current(name: str, default: str = "") -> str:
-            return given.get(name) or str(known.get(name, default))
-
-        conf.setAll(list(given.items()))  # the JVM of spark-submit does not know them
-        for name, value in _DEFAULTS.items():
-            if name not in given and not known.contains(name):
-                conf.set(name, value)
-        if not current("spark.app.name") or current("spark.app.name") == _SHELL:
-            conf.setAppName(self.app_name)
-        if current("spark.pyspark.python"):
-            conf.set("spark.pyspark.python", current("spark.pyspark.python"))
-        if self.concurrency is not None and not is_local(self.master):
-            conf.setAll(list(_limits(self.master, self.concurrency, current("spark.executor.cores")).items()))
-        return conf
-
-
-def _limits(master: str, concurrency: int, executor_cores: str) -> dict[str, str]:
-    """Return settings that limit concurrent tasks on a cluster whose tasks take one core each."""
-    cores = min(int(executor_cores), concurrency) if executor_cores.isdigit() else 0
-    own = (
-        {"spark.executor.cores": str(cores)} if cores else {}
-    )  # an executor that is larger than the limit never starts
-    if master.startswith("spark://"):
-        return own | {"spark.cores.max": str(concurrency)}
-    executors = str(concurrency // (cores or 1))  # their executors have one core by default
-    return own | {"spark.executor.instances": executors, "spark.dynamicAllocation.maxExecutors": executors}
-
-
-def _master(master: str, concurrency: int | None) -> str:
-    """Let a local master run a task again whose worker died (plain ``local[n]`` never does), on at most ``concurrency`` threads."""
-    if not is_local(master):
-        return master
-    threads, _, attempts = (
-        ("1", "", "") if master == "local" else master.removeprefix("local[").removesuffix("]").partition(",")
-    )
-    if concurrency is not None:
-        threads = str(concurrency if threads == "*" else min(int(threads), concurrency))
-    return f"local[{threads},{attempts or _ATTEMPTS}]"
-
-
 @contextlib.contextmanager
 def _environment(master: str) -> Iterator[None]:
     """Set what Spark reads from the environment only, for the length of the session."""
@@ -404,7 +271,7 @@ def _environment(master: str) -> Iterator[None]:
     ours = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {_QUICK_COMPILER}"
     wanted["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, (os.environ.get("SPARK_SUBMIT_OPTS"), ours)))
     if is_local(master):
-        wanted |= {_PYTHON: sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
+        wanted |= {_PYTHON: sys.executable, "SPARK_LOCAL_IP": LOOPBACK}
     before = {name: os.environ.get(name) for name in wanted}
     for name, value in wanted.items():
         _set_variable(name, value)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TaskFindings:
     """Result of a task."""
 
     findings: tuple[Finding, ...]
@@ -55,7 +55,7 @@ class FileJob:
     """True if files have tombstones, as those of incremental backups."""
 
 
-def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
+def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> TaskFindings:
     """Read a file once as a whole, and check it at the job's level."""
     try:
         sst = HashedFile(job.store, file, lambda size: context.report(data_bytes=size))
@@ -65,11 +65,11 @@ def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
             findings = [Finding(file.name, cause, Level.DATA) for cause in causes]
         findings = [Finding(file.name, cause, Level.FILES) for cause in _check_content(job, file, sst)] + findings
     except StorageObjectMissing:
-        return Report((Finding(file.name, "was removed during the check", Level.FILES),))
+        return TaskFindings((Finding(file.name, "was removed during the check", Level.FILES),))
     except BackupDamaged as error:  # encrypted, but no IV is recorded
-        return Report((Finding(file.name, error.message, Level.FILES),))
+        return TaskFindings((Finding(file.name, error.message, Level.FILES),))
     context.report(keys=rows)
-    return Report(tuple(findings), sst.size, rows)
+    return TaskFindings(tuple(findings), sst.size, rows)
 
 
 class HashedFile(ObjectSource):
@@ -167,7 +167,7 @@ def name_of(task: FilePart | KeyRange) -> str:
     return str(task) if isinstance(task, FilePart) else f"cluster {task}"
 
 
-def compare_with_cluster(job: CompareJob, task: FilePart | KeyRange, context: TaskContext) -> Report:
+def compare_with_cluster(job: CompareJob, task: FilePart | KeyRange, context: TaskContext) -> TaskFindings:
     """Compare a file, or a range without rows in the backup, with the cluster."""
     cluster = context.shared(ClusterPool).get(job.cluster)
     comparison = BackupComparison(cluster, job.store, job.api_version, expiry_recorded=job.expiry_recorded)
@@ -177,9 +177,9 @@ def compare_with_cluster(job: CompareJob, task: FilePart | KeyRange, context: Ta
         else:
             equal, difference = Checksum(), comparison.compare_empty(task)
     except BackupDamaged as error:
-        return Report((Finding(name_of(task), error.message, Level.DATA),))
+        return TaskFindings((Finding(name_of(task), error.message, Level.DATA),))
     except StorageObjectMissing:
-        return Report((Finding(name_of(task), "was removed during the check", Level.FILES),))
+        return TaskFindings((Finding(name_of(task), "was removed during the check", Level.FILES),))
     context.report(data_bytes=equal.total_bytes, keys=equal.total_kvs)
     findings = (Finding(name_of(task), difference, Level.RESTORE),) if difference else ()
-    return Report(findings, rows=equal.total_kvs)
+    return TaskFindings(findings, rows=equal.total_kvs)

@@ -15,8 +15,8 @@ from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.executor import DRIVER_THREADS
-from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
+from tikv_br.tasks.executor import DRIVER_THREADS, ExecutorChoice
+from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _PART = re.compile(r"(\d+)/(\d+)")
@@ -72,15 +72,6 @@ class Level(enum.StrEnum):
     """A cluster has the same rows as the backup."""
 
 
-class Executor(enum.StrEnum):
-    """Executor of the tasks."""
-
-    AUTO = "auto"
-    """Threads on this machine, or Spark if there is much to read."""
-    DRIVER = "driver"
-    SPARK = "spark"
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One problem."""
@@ -104,7 +95,8 @@ class VerifyOptions:
     """Files to verify at the levels above `Level.META`."""
     seed: int = 0
     """Seed for the choice of a subset."""
-    executor: Executor = Executor.AUTO
+    executor: ExecutorChoice = "auto"
+    """``auto``: threads on this machine, or Spark if there is much to read."""
     spark_master: str = "local[*]"
     spark_settings: SparkSettings = NO_SETTINGS
     concurrency: int | None = None

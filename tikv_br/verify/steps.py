@@ -33,12 +33,12 @@ from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, run_tasks
-from tikv_br.tasks.session import check_settings
-from tikv_br.verify.checks import CompareJob, FileJob, Report, check_file, compare_with_cluster, name_of
-from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+from tikv_br.tasks.settings import check_settings
+from tikv_br.verify.checks import CompareJob, FileJob, TaskFindings, check_file, compare_with_cluster, name_of
+from tikv_br.verify.options import Finding, Level, VerifyOptions
 
 SPARK_BYTES = 16 << 30
-"""Stored bytes from which on `Executor.AUTO` uses Spark."""
+"""Stored bytes from which on Spark is used if the executor is ``auto``."""
 
 
 def check_options(options: VerifyOptions) -> None:
@@ -47,7 +47,7 @@ def check_options(options: VerifyOptions) -> None:
         raise UsageError("--subset cannot be used at level meta, which reads no files")
     if options.level is Level.RESTORE and options.cluster is None:
         raise UsageError("level restore compares the backup with a cluster: pass --pd")
-    if options.executor is Executor.SPARK:
+    if options.executor == "spark":
         check_settings(options.spark_master, options.spark_settings)
 
 
@@ -62,7 +62,7 @@ def compare_tasks(
 def choose_executor(options: VerifyOptions, work_bytes: int) -> ExecutorOptions:
     """The executor for tasks that read ``work_bytes`` from the storage."""
     kind: ExecutorKind = "driver"
-    if options.executor is Executor.SPARK or (options.executor is Executor.AUTO and work_bytes >= SPARK_BYTES):
+    if options.executor == "spark" or (options.executor == "auto" and work_bytes >= SPARK_BYTES):
         kind = "spark"
     threads = options.threads if kind == "driver" else options.concurrency
     return ExecutorOptions(kind, options.spark_master, threads, options.spark_settings)
@@ -183,7 +183,7 @@ class VerifyContext:
         for finding in findings:
             self.on_finding(finding)
 
-    def add_report(self, report: Report) -> None:
+    def add_report(self, report: TaskFindings) -> None:
         """Add a task's report."""
         self.add_findings(*report.findings)
         self.size += report.size

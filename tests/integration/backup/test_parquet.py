@@ -26,7 +26,7 @@ from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
 from tikv_br.tasks.session import spark_context
-from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
@@ -131,7 +131,7 @@ def test_all_levels_verify_it(sources: Sources, parquet: Options) -> None:
     summary = backup(wanted).summary
     for level in Level:
         cluster = live.config if level is Level.RESTORE else None
-        checked = verify(VerifyOptions(wanted.storage, level, cluster, executor=Executor.DRIVER))
+        checked = verify(VerifyOptions(wanted.storage, level, cluster, executor="driver"))
         if level in {Level.DATA, Level.RESTORE}:
             assert checked.rows_checked == summary.total_kvs
 
@@ -152,7 +152,7 @@ def found(options: BackupOptions, level: Level) -> set[Level]:
     """The levels of what a verification finds."""
     findings: list[Finding] = []
     try:
-        verify(VerifyOptions(options.storage, level, executor=Executor.DRIVER), on_finding=findings.append)
+        verify(VerifyOptions(options.storage, level, executor="driver"), on_finding=findings.append)
     except BackupDamaged:
         assert findings
     return {finding.level for finding in findings}

@@ -23,7 +23,7 @@ from tikv_br.formats.sst.compression import Compression
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
-from tikv_br.verify.options import Executor, Level, VerifyOptions
+from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 V1, V2 = ApiVersion.V1, ApiVersion.V2
@@ -109,7 +109,7 @@ def test_all_that_reads_backups_reads_it(live: LiveCluster, targets: Clusters, o
     summary = backup(wanted).summary
     for level in Level:
         cluster = live.config if level is Level.RESTORE else None
-        verify(VerifyOptions(wanted.storage, level, cluster, executor=Executor.DRIVER))
+        verify(VerifyOptions(wanted.storage, level, cluster, executor="driver"))
     kept = BackupSet.open(open_store(wanted.storage))
     for keyspace in KEYSPACES:
         hit = find_value(kept, b"k050", keyspace)

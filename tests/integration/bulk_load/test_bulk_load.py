@@ -27,8 +27,8 @@ from tikv_br.progress_events import Notice
 from tikv_br.restore.options import Mode
 from tikv_br.storage.url import parse
 from tikv_br.tasks.executor import ExecutorChoice
-from tikv_br.tasks.frames import Input
-from tikv_br.tasks.session import SparkSettings
+from tikv_br.tasks.inputs import Input
+from tikv_br.tasks.settings import SparkSettings
 
 ROWS = {f"user-{number * 7919 % 1000:04d}": f"wört {number}" * (number % 5) for number in range(1000)}
 EXPECTED = {key.encode(): value.encode() for key, value in ROWS.items()}

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tikv_br.bulk_load import local
-from tikv_br.bulk_load.files import NeedsSpark, open_files
+from tikv_br.bulk_load.files import open_files
+from tikv_br.bulk_load.inputs import NeedsSpark
 from tikv_br.errors import UsageError
 from tikv_br.storage.cloud_options import CloudFlags
-from tikv_br.tasks.frames import Input, keyed_rows, read_input, sorted_rows
+from tikv_br.tasks.frames import keyed_rows, read_input, sorted_rows
+from tikv_br.tasks.inputs import Input
 
 Found = tuple[list[tuple[bytes, bytes, int]], Counter[str]] | str
 """Rows in order, and the bad rows by their problem; or the refusal."""

@@ -24,8 +24,9 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.ledger import EntryKind as Made
 from tikv_br.drill.options import DrillOptions, PointChoice, Scenario, TailOptions
+from tikv_br.drill.playground import PlaygroundTarget
 from tikv_br.drill.run import drill_steps, report_steps
-from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
+from tikv_br.drill.targets import ClusterTarget
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.backup import back_up_changes, increment_steps
@@ -35,7 +36,7 @@ from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorOptions
-from tikv_br.verify.options import Executor, Level, VerifyOptions
+from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 BACKUP = BackupOptions(
@@ -69,7 +70,7 @@ def check_whole(live: LiveCluster, place: Path) -> None:
     found = BackupSet.open(open_store(location))
     sums = live.raw().checksum()
     assert (found.totals.crc64xor, found.totals.total_kvs) == (sums.crc64xor, len(ROWS))
-    assert verify(VerifyOptions(location, Level.DATA, executor=Executor.DRIVER)).rows_checked == len(ROWS)
+    assert verify(VerifyOptions(location, Level.DATA, executor="driver")).rows_checked == len(ROWS)
 
 
 def check_alone(live: LiveCluster, place: Path, *, protected: bool = True) -> None:

@@ -15,7 +15,7 @@ from tikv_br.restore.inspect import FileCheck, inspect_files
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
-from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 RECORDS = {"backupmeta", "manifest"}
@@ -59,7 +59,7 @@ def found(made: Made, victim: Victim, level: Level) -> tuple[BackupSetError | No
     """Exit of a verification, and its findings."""
     findings: list[Finding] = []
     try:
-        verify(VerifyOptions(made.place(victim.folder), level, executor=Executor.DRIVER), on_finding=findings.append)
+        verify(VerifyOptions(made.place(victim.folder), level, executor="driver"), on_finding=findings.append)
     except BackupSetError as error:
         return error, findings
     return None, findings

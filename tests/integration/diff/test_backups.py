@@ -26,7 +26,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation, parse
-from tikv_br.verify.options import Executor, Level, VerifyOptions
+from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 
@@ -125,7 +125,7 @@ def test_exact_shows_changes_that_cancel_out_in_checksums(clusters: Clusters, tm
     fill(live, orders)
     place = back_up(live, tmp_path)
     live.raw().batch_put(dict.fromkeys(orders, b"settled"))
-    assert verify(VerifyOptions(place, Level.RESTORE, live.config, executor=Executor.DRIVER)).rows_checked == 2
+    assert verify(VerifyOptions(place, Level.RESTORE, live.config, executor="driver")).rows_checked == 2
     assert diff(asked(place, live)).keys == []
     assert found(diff(asked(place, live, exact=True))) == dict.fromkeys(orders, DifferenceKind.VALUE)
 

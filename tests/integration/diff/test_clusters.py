@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
 from tests.support.live_cluster import LiveCluster, contents
 from tests.support.raw_calls import put_with_ttls
 from tikv_br.compare.report import DifferenceKind
+from tikv_br.compare.sides import ClusterSide
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.errors import ConversionUnsupported, NothingMatched, UsageError
@@ -184,6 +187,25 @@ def test_while_regions_split_and_rows_change(clusters: Clusters) -> None:
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="tikv-client has one wheel: CPython 3.11")
+def test_a_row_that_a_deletes_meanwhile_is_not_written(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its scan, and before the request for its TTL, which V2 answers for a deleted row as for one without."""
+    a, b, key = clusters("v2-a"), clusters("v2-b"), min(ROWS)
+    fill(a, ROWS)
+    fill(b, ROWS)
+    b.raw().delete(key)
+    different = diff(asked(a, b))
+    scan = ClusterSide.pages
+
+    def deleting(side: ClusterSide, span: KeyRange) -> Iterator[pa.RecordBatch]:
+        pages = list(scan(side, span))
+        a.raw().delete(key)
+        yield from pages
+
+    monkeypatch.setattr(ClusterSide, "pages", deleting)
+    assert repair(different).summary.puts == 0
+    assert key not in contents(b)
+
+
 def test_an_independent_client_sees_the_repair(clusters: Clusters) -> None:
     """The tikv-client wheel, which shares no code with us, reads the same rows from both after a repair."""
     tikv_client = pytest.importorskip("tikv_client")

@@ -14,7 +14,7 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.options import DrillOptions
-from tikv_br.drill.targets import PlaygroundTarget
+from tikv_br.drill.playground import PlaygroundTarget
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

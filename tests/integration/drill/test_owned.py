@@ -22,8 +22,9 @@ from tikv_br.drill.history import read_past_drills
 from tikv_br.drill.ledger import Creation, EntryKind, Ledger, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, Scenario
+from tikv_br.drill.playground import PlaygroundTarget
 from tikv_br.drill.run import drill
-from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
+from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import BackupDamaged, ObjectivesMissed, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import MAX_KEYSPACE

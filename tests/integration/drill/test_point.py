@@ -31,8 +31,9 @@ from tikv_br.drill.history import read_past_drills
 from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, PointChoice, Scenario
+from tikv_br.drill.playground import PlaygroundTarget
 from tikv_br.drill.run import drill, drill_steps
-from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
+from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import (
     DifferencesFound,
     LogDamaged,

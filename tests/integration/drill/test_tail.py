@@ -20,12 +20,13 @@ from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.backupset import lease
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.drill import cutover
+from tikv_br.drill import live_diff
 from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, TailOptions
+from tikv_br.drill.playground import PlaygroundTarget
 from tikv_br.drill.run import drill
-from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
+from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import (
     DifferencesFound,
     LeaseLost,
@@ -189,7 +190,7 @@ def test_a_different_row_of_the_target_fails_the_drill(
     options: DrillOptions, source: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client overwrites a row of the target: the comparison finds it."""
-    monkeypatch.setattr(cutover, "TRIES", 1)
+    monkeypatch.setattr(live_diff, "TRIES", 1)
 
     def meddle() -> None:
         source.raw(SCRATCH).put(b"row001", b"otherwise")

@@ -15,7 +15,8 @@ from tests.support.waiting import eventually
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import BackupDamaged, RetryBudgetExhausted
 from tikv_br.progress_events import StepFinished, StepStarted
-from tikv_br.restore import inspect, steps
+from tikv_br.restore import inspect
+from tikv_br.restore import target as target_steps
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
@@ -58,7 +59,7 @@ def test_the_target_is_checked_beside_the_files(
 ) -> None:
     """Files are inspected while the check of the target has not ended."""
     look, inspected = inspect.inspect_file, list[None]()
-    check_target = steps.check_target
+    check_target = target_steps.check_target
 
     def slow(backup: BackupSet, *arguments: object) -> inspect.FileFacts:
         time.sleep(DELAY)
@@ -70,7 +71,7 @@ def test_the_target_is_checked_beside_the_files(
         check_target(context)
 
     monkeypatch.setattr(inspect, "inspect_file", slow)
-    monkeypatch.setattr(steps, "check_target", check_slowly)
+    monkeypatch.setattr(target_steps, "check_target", check_slowly)
     done: list[int] = []
     summary = restore(
         options_of(target, source), when(StepFinished, "check the target", lambda: done.append(len(inspected)))

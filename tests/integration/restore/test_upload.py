@@ -35,7 +35,7 @@ def run(live: LiveCluster, location: StorageLocation, **changes: object) -> Rest
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make stores fail to find a directory, as if it were on another machine."""
     nowhere = brpb_pb2.StorageBackend(local=brpb_pb2.Local(path="/of/another/machine"))
-    monkeypatch.setattr("tikv_br.restore.steps.to_backend", lambda *_arguments, **_more: nowhere)
+    monkeypatch.setattr("tikv_br.restore.transfer.to_backend", lambda *_arguments, **_more: nowhere)
 
 
 @pytest.mark.parametrize("name", ["v1", "v1ttl", "v2"])

@@ -36,7 +36,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import silent
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.executor import Collector
+from tikv_br.tasks.collector import Collector
 
 SLOTS = 250
 """Slots of the planned executor; there are four tasks for each."""

@@ -22,7 +22,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
-from tikv_br.verify.options import Executor, Finding, Level, Subset, VerifyOptions
+from tikv_br.verify.options import Finding, Level, Subset, VerifyOptions
 from tikv_br.verify.run import VerifySummary, verify
 
 ROWS = hard_rows(count=500)
@@ -50,7 +50,7 @@ def back_up(live: LiveCluster, folder: Path, name: str = "backup") -> StorageLoc
 
 def options(live: LiveCluster, location: StorageLocation) -> VerifyOptions:
     """Compare with that cluster."""
-    return VerifyOptions(location, Level.RESTORE, live.config, executor=Executor.DRIVER, concurrency=2)
+    return VerifyOptions(location, Level.RESTORE, live.config, executor="driver", concurrency=2)
 
 
 def differences(asked: VerifyOptions) -> list[Finding]:

@@ -15,7 +15,8 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.url import parse
-from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+from tikv_br.tasks.executor import ExecutorChoice
+from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import VerifySummary, verify
 
 LEVELS = (Level.META, Level.FILES, Level.DATA)
@@ -49,12 +50,12 @@ def copied(sound: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path / "copy")
 
 
-def run(folder: Path, level: Level, executor: Executor = Executor.DRIVER) -> VerifySummary:
+def run(folder: Path, level: Level, executor: ExecutorChoice = "driver") -> VerifySummary:
     """Verify."""
     return verify(VerifyOptions(parse(f"local://{folder}"), level, executor=executor))
 
 
-def found(folder: Path, level: Level, executor: Executor = Executor.DRIVER) -> set[tuple[str, Level]]:
+def found(folder: Path, level: Level, executor: ExecutorChoice = "driver") -> set[tuple[str, Level]]:
     """Object and level of each finding; none when all is right."""
     findings: list[Finding] = []
     options = VerifyOptions(parse(f"local://{folder}"), level, executor=executor)
@@ -84,7 +85,7 @@ def test_a_sound_backup_passes(sound: Path, level: Level) -> None:
 @pytest.mark.parametrize("sound", [ApiVersion.V2], indirect=True, ids=lambda version: version.label)
 def test_spark_finds_the_same(copied: Path) -> None:
     """Rows, bytes and findings are those of the threads."""
-    on_threads, on_spark = (run(copied, Level.DATA, executor) for executor in (Executor.DRIVER, Executor.SPARK))
+    on_threads, on_spark = (run(copied, Level.DATA, executor) for executor in ("driver", "spark"))
     assert on_spark.executor == "spark"
     assert on_threads.session_seconds == 0 < on_spark.session_seconds < on_spark.seconds
     assert (on_spark.rows_checked, on_spark.bytes_read) == (on_threads.rows_checked, on_threads.bytes_read)
@@ -92,4 +93,4 @@ def test_spark_finds_the_same(copied: Path) -> None:
         data = bytearray((copied / name).read_bytes())
         data[len(data) // 2] ^= 4
         (copied / name).write_bytes(data)
-    assert found(copied, Level.DATA, Executor.SPARK) == found(copied, Level.DATA)
+    assert found(copied, Level.DATA, "spark") == found(copied, Level.DATA)

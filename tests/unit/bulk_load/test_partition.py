@@ -20,7 +20,7 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.url import parse
-from tikv_br.tasks.frames import Input
+from tikv_br.tasks.inputs import Input
 from tikv_br.tasks.task import TaskContext
 
 NOW = 1_700_000_000

@@ -6,7 +6,8 @@ from tikv_br.cli.drill_cmd import DrillTargetFlags, RehearsedBackupFlags, TailFl
 from tikv_br.cli.shared import ClusterFlags, SparkFlags
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import EntryKind
-from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
+from tikv_br.drill.playground import PlaygroundTarget
+from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import parse
 

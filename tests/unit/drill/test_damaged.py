@@ -12,8 +12,8 @@ from tests.support.damage import FLIPS, Case, Victim, cases, read_objects
 from tests.unit.drill.samples import NoHost, passed
 from tikv_br.drill.history import read_past_drills, read_report, remove_old_drills
 from tikv_br.drill.ledger import Cleaner, Creation, EntryKind, Ledger
+from tikv_br.drill.playground import MARK, PlaygroundTarget
 from tikv_br.drill.report import write_json
-from tikv_br.drill.targets import MARK, PlaygroundTarget
 from tikv_br.errors import BackupDamaged, DrillRemains
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

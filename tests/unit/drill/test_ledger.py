@@ -8,7 +8,7 @@ import pytest
 from tests.support.tools import PREVIOUS
 from tests.unit.drill.samples import NoHost
 from tikv_br.drill.ledger import Cleaner, Creation, EntryKind, Ledger, OwnedRows, read_ledgers
-from tikv_br.drill.targets import MARK, PlaygroundTarget
+from tikv_br.drill.playground import MARK, PlaygroundTarget
 from tikv_br.errors import DrillRemains
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tikv_br.drill.targets import PlaygroundTarget
+from tikv_br.drill.playground import PlaygroundTarget
 from tikv_br.errors import DrillRemains, PlaygroundError
 from tikv_br.formats.api_version import ApiVersion
 
@@ -58,7 +58,7 @@ def test_nobody_else_can_look_into_it(tmp_path: Path) -> None:
 def test_a_place_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner could exchange the contents."""
     owner = tmp_path.stat().st_uid
-    monkeypatch.setattr("tikv_br.drill.targets.ROOT", -1)
+    monkeypatch.setattr("tikv_br.drill.playground.ROOT", -1)
     monkeypatch.setattr("os.getuid", lambda: owner + 1)
     with pytest.raises(DrillRemains, match="another user"):
         make(PlaygroundTarget(Host(), tmp_path))

@@ -17,7 +17,7 @@ from tikv_br.errors import (
     StorageObjectMissing,
     StorageUnreachable,
 )
-from tikv_br.restore.ingest import Download
+from tikv_br.restore.download import Download
 
 FILE = "sst/0000_default.sst"
 TEMP = "/data/404 Not Found/import/.temp/1.sst"

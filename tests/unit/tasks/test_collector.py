@@ -9,7 +9,7 @@ import pytest
 
 from tikv_br.errors import StorageFull
 from tikv_br.progress_events import Event, TasksProgress
-from tikv_br.tasks.executor import Collector
+from tikv_br.tasks.collector import Collector
 from tikv_br.tasks.task import TaskMessage
 
 

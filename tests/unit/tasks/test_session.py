@@ -11,7 +11,8 @@ from pyspark import SparkConf
 
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.tasks import session
-from tikv_br.tasks.session import _launch_jvm, _master, check_java, check_master, is_local, spark_context
+from tikv_br.tasks.session import _launch_jvm, check_java, spark_context
+from tikv_br.tasks.settings import _master, check_master, is_local
 
 
 @pytest.mark.parametrize(

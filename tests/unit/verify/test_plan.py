@@ -11,7 +11,8 @@ from tikv_br.compare.files import FilePart
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.url import parse
-from tikv_br.verify.options import Executor, Level, Subset, VerifyOptions
+from tikv_br.tasks.executor import ExecutorChoice
+from tikv_br.verify.options import Level, Subset, VerifyOptions
 from tikv_br.verify.steps import SPARK_BYTES, check_options, choose_executor, compare_tasks
 
 OPTIONS = VerifyOptions(storage=parse("/backup"))
@@ -39,14 +40,14 @@ def test_a_subset_asks_for_its_files_only() -> None:
 @pytest.mark.parametrize(
     ("asked", "size", "kind"),
     [
-        (Executor.AUTO, 0, "driver"),
-        (Executor.AUTO, SPARK_BYTES - 1, "driver"),
-        (Executor.AUTO, SPARK_BYTES, "spark"),
-        (Executor.DRIVER, SPARK_BYTES, "driver"),
-        (Executor.SPARK, 0, "spark"),
+        ("auto", 0, "driver"),
+        ("auto", SPARK_BYTES - 1, "driver"),
+        ("auto", SPARK_BYTES, "spark"),
+        ("driver", SPARK_BYTES, "driver"),
+        ("spark", 0, "spark"),
     ],
 )
-def test_spark_is_started_where_it_pays_or_is_asked_for(asked: Executor, size: int, kind: str) -> None:
+def test_spark_is_started_where_it_pays_or_is_asked_for(asked: ExecutorChoice, size: int, kind: str) -> None:
     """Auto goes by the bytes to read; a wish is a wish."""
     assert choose_executor(replace(OPTIONS, executor=asked), size).executor == kind
 
@@ -58,5 +59,5 @@ def test_contradictions_are_refused_before_anything_is_read() -> None:
     with pytest.raises(UsageError, match="--pd"):
         check_options(replace(OPTIONS, level=Level.RESTORE))
     with pytest.raises(UsageError, match="master"):
-        check_options(replace(OPTIONS, executor=Executor.SPARK, spark_master="nonsense"))
+        check_options(replace(OPTIONS, executor="spark", spark_master="nonsense"))
     check_options(OPTIONS)
