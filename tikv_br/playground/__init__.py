@@ -14,7 +14,7 @@ Modules, in reading order:
 - tikv_service, request_checks: the requests of clients, and checks before all of them
 - raw_read, raw_write: RawKV requests
 - txn: transactions
-- backup_service, external_storage: backups and their storage
+- backup_service, backup_files, external_storage: backups, their files and storage
 - import_service, ingest, sst_file: downloads, uploads and ingests of SSTs
 - cdc_stream, cdc_hub, cdc_rows: change feeds
 - failpoints, admin: faults on demand, and the admin API

@@ -116,7 +116,8 @@ class Playground:
             self.nodes, self.regions, self.failpoints, self.fatal_requests, self.calls, self.changes, control
         )
         self._pd_http = PdHttpApi(self.state, config)
-        self._scheduler = Scheduler(self.state, encoding_of(settings.version, settings.release), config)
+        encoding = encoding_of(settings.version, settings.release)
+        self._scheduler = Scheduler(self.state, encoding, config, self.transactions)
         self._etcd = EtcdServer(settings.path / "etcd", tls=settings.tls) if settings.etcd else None
         self._renewal_over = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="causal-ts", daemon=True)
@@ -329,7 +330,7 @@ class Playground:
         feeds = ChangeDataService(node, self.changes, self.settings.resolved_ts_interval, self.settings.feed_quota)
         return [
             TikvService(node, self.changes, self.transactions).add_to,
-            BackupService(node).add_to,
+            BackupService(node, self.transactions).add_to,
             ImportService(node, self.nodes).add_to,
             feeds.add_to,
         ]

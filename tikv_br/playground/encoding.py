@@ -124,8 +124,10 @@ class Encoding:
         return ((row[0][1:], row[1], 0, row) for row in rows)
 
     def split_key(self, data_key: bytes) -> bytes:
-        """The bound at which a region may be split in front of a row."""
-        return data_key[1:]
+        """The bound at which a region may be split in front of a row; a transaction's row loses its timestamp."""
+        key = data_key[1:]
+        user_key = from_memcomparable(key[:-8])
+        return key[:-8] if user_key is not None and memcomparable(user_key) == key[:-8] else key
 
     def _newest_of_reversed(self, rows: Iterator[Row]) -> Iterator[Row]:
         return rows

@@ -6,6 +6,7 @@ playground's own records (regions, ids, PD state) are below ``\x01`` of the defa
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -98,6 +99,10 @@ class RocksEngine:
         rows = cast("Iterator[tuple[bytes, bytes]]", items)
         # rocksdict 0.3 ignores a lower bound in reverse.
         yield from itertools.takewhile(lambda row: row[0] >= start, rows) if reverse else rows
+
+    def iterate_data(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of [start, end), raw and transactional ones, in key order: all that counts for sizes and splits."""
+        return heapq.merge(self.iterate(start, end), self.iterate(start, end, family=WRITE))
 
     def delete_range(self, start: bytes, end: bytes, families: Iterable[str] = (DEFAULT,)) -> None:
         """Remove every row of [start, end) physically; ``end`` b"" is the end of all data."""

@@ -31,6 +31,7 @@ class ImportService:
     def add_to(self, server: grpc.Server) -> None:
         handlers = {
             "SwitchMode": unary(pb.SwitchModeRequest, self._switch_mode),
+            "GetMode": unary(pb.GetModeRequest, self._get_mode),
             "SetDownloadSpeedLimit": unary(pb.SetDownloadSpeedLimitRequest, self._set_download_limit),
             "Download": unary(pb.DownloadRequest, self._download),
             "Upload": grpc.stream_unary_rpc_method_handler(
@@ -49,6 +50,10 @@ class ImportService:
     def _switch_mode(self, request: pb.SwitchModeRequest, _context: grpc.ServicerContext) -> pb.SwitchModeResponse:
         self._node.import_mode.switch(importing=request.mode == pb.Import)
         return pb.SwitchModeResponse()
+
+    def _get_mode(self, _request: pb.GetModeRequest, context: grpc.ServicerContext) -> pb.GetModeResponse:
+        """UNIMPLEMENTED on the recorded servers."""
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
 
     def _set_download_limit(
         self, request: pb.SetDownloadSpeedLimitRequest, _context: grpc.ServicerContext

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocksdict import SstFileWriter
@@ -12,12 +12,14 @@ from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, MAX_TS, TS_SIZE, successor
 from tikv_br.playground import external_storage, region_errors, sst_file
-from tikv_br.playground.backup_service import sst_options
+from tikv_br.playground.backup_files import sst_options
 from tikv_br.playground.encoding import Row
+from tikv_br.playground.engine import DEFAULT, WRITE
 from tikv_br.playground.external_storage import CipherFault, StorageFault, open_for
 from tikv_br.playground.node import INGEST_WITHOUT_PEER_FILE, StoreNode
 from tikv_br.playground.region import Region
 from tikv_br.playground.sst_file import COLUMN_FAMILIES, BadMeta, SstInspection, SstStore, UnreadableSst
+from tikv_br.playground.txn.mvcc import CommitRecord
 
 
 class WrongPrefix(Exception):
@@ -161,7 +163,10 @@ def _keep(
         temp.rename(saved)
         return _range(facts, meta)
     with sst_file.open_sst(temp) as db:
-        if not _write(_rewritten(sst_file.rows_of(db), rewrite), saved):
+        rows = _rewritten(sst_file.rows_of(db), rewrite)
+        if meta.cf_name == WRITE and rewrite.new_timestamp:
+            rows = ((key, _restamped(record, rewrite.new_timestamp)) for key, record in rows)
+        if not _write(rows, saved):
             return None
     return _range(files.facts(saved), meta)
 
@@ -172,6 +177,11 @@ def _rewritten(rows: Iterator[Row], rewrite: RangeRewrite) -> Iterator[Row]:
             return
         if rewrite.keeps(key[1:]):
             yield DATA_PREFIX + rewrite.apply(key[1:]), value
+
+
+def _restamped(stored: bytes, ts: int) -> bytes:
+    """A commit record whose transaction has started at ``ts``, as its value's key says after the rewrite."""
+    return replace(CommitRecord.decode(stored), start_ts=ts).encode()
 
 
 def _write(rows: Iterator[Row], path: Path) -> bool:
@@ -241,7 +251,10 @@ class Ingestor:
             self._check_followers(rpc, region, meta)
         size = sum(path.stat().st_size for path in paths)
         with sst_file.rocksdb_errors(paths[0], paths[0]):
-            self._node.engine.ingest(paths)
+            for family in (DEFAULT, WRITE):  # a commit record is never without its value
+                chosen = [path for path, meta in zip(paths, metas, strict=True) if (meta.cf_name or DEFAULT) == family]
+                if chosen:
+                    self._node.engine.ingest(chosen, family)
         self._node.sizes.written(region.id, size)
         for peer in region.peers:
             for meta in metas:

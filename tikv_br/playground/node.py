@@ -21,7 +21,7 @@ from tikv_br.playground.timestamps import CausalTimestamps, Tso
 from tikv_br.playground.versions import ServerVersion
 
 BACKUP_EMPTY_RANGE: Final = "Backup with start == end"
-BACKUP_NOT_RAW: Final = "Backup with is_raw_kv=false on a store that holds raw data"
+BACKUP_BOUND: Final = "Backup with is_raw_kv=false of a region whose bound is not memcomparable"
 GET_TTL_WITHOUT_TTL: Final = "RawGetKeyTTL to a store without TTL"
 DOWNLOAD_WITHOUT_Z: Final = "Download of an SST whose keys lack the leading z"
 DOWNLOAD_UNKNOWN_CF: Final = "Download into an unknown column family"

@@ -138,7 +138,7 @@ class RegionSizes:
         if counted is not None and counted_bounds == bounds and written * _RECOUNT_SHARE <= counted.size:
             return counted
         rows = size = 0
-        for key, value in self._engine.iterate(*bounds):
+        for key, value in self._engine.iterate_data(*bounds):
             rows += 1
             size += len(key) + len(value)
         counted = RegionSize(rows, size * self._weight)

@@ -15,6 +15,8 @@ from tikv_br.playground.encoding import Encoding
 from tikv_br.playground.pd_http import PdConfig
 from tikv_br.playground.pd_state import PdState
 from tikv_br.playground.region import Region
+from tikv_br.playground.txn.ranges import collect_garbage
+from tikv_br.playground.txn.state import TxnState
 
 TICK: Final = 0.2
 """Seconds between two rounds."""
@@ -31,7 +33,7 @@ _log = logging.getLogger(__name__)
 class Scheduler:
     """Runs all background work of a playground in rounds, on one thread."""
 
-    def __init__(self, state: PdState, encoding: Encoding, config: PdConfig) -> None:
+    def __init__(self, state: PdState, encoding: Encoding, config: PdConfig, transactions: TxnState) -> None:
         self._settings = state.settings
         self._engine = state.engine
         self._regions = state.regions
@@ -39,6 +41,9 @@ class Scheduler:
         self._nodes = state.nodes
         self._encoding = encoding
         self._config = config
+        self._gc = state.gc
+        self._transactions = transactions
+        self._collected = 0  # up to this timestamp
         self._started = time.monotonic()
         self._died: dict[int, float] = {}
         self._seen_written = 0
@@ -63,6 +68,7 @@ class Scheduler:
             self.split_to_number,
             self.balance_replicas,
             self.balance_leaders,
+            self.collect_garbage,
         )
         while not self._stop.wait(TICK):
             for task in tasks:
@@ -102,7 +108,7 @@ class Scheduler:
         filled = [
             region
             for region in self._regions.all()
-            if next(self._engine.iterate(*region.data_range()), None) is not None
+            if next(self._engine.iterate_data(*region.data_range()), None) is not None
         ]
         while 0 < len(filled) < self._settings.regions:
             filled.sort(key=lambda region: self._sizes.of(region).size)
@@ -115,7 +121,7 @@ class Scheduler:
         """Split at the first key after half of the region's bytes. A region with a single key stays whole."""
         half = self._sizes.of(region).size / 2
         passed = 0
-        for data_key, value in self._engine.iterate(*region.data_range()):
+        for data_key, value in self._engine.iterate_data(*region.data_range()):
             key = self._encoding.split_key(data_key)
             if passed and (passed >= half) and key > region.start:
                 return self._regions.split(region.id, [key])
@@ -161,6 +167,13 @@ class Scheduler:
             if most == least or region is None:
                 return
             self._regions.move(region.id, most, least)
+
+    def collect_garbage(self) -> None:
+        """Remove old versions of transactional data as soon as PD's safe point moves; real stores take longer."""
+        safe_point = self._gc.safe_point
+        if safe_point > self._collected:
+            collect_garbage(self._engine, self._transactions, safe_point)
+            self._collected = safe_point
 
     def _alive(self) -> list[int]:
         return [node.store_id for node in self._nodes.values() if node.alive]

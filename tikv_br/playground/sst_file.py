@@ -19,13 +19,14 @@ from rocksdict import IngestExternalFileOptions, Options, Rdict
 
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, FULL, TS_SIZE
+from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, FULL, RAW_MODE, TS_SIZE
 from tikv_br.formats.sst.block import FOOTER_SIZE, encode_entries
 from tikv_br.formats.sst.coding import BlockHandle
 from tikv_br.formats.sst.source import MemorySource
 from tikv_br.formats.sst.table import BLOCK_NAME, Table
 from tikv_br.formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
 from tikv_br.playground.encoding import Row
+from tikv_br.playground.engine import DEFAULT, WRITE
 
 _INGEST_CRASHES: Final = (
     "External file global sequence number not found",
@@ -135,6 +136,8 @@ def _row_fault(api_version: ApiVersion, key: bytes, value: bytes) -> str:
     groups, rest = divmod(len(key) - len(DATA_PREFIX) - TS_SIZE, ENCODED_GROUP)
     if groups < 1 or rest or key[-TS_SIZE - 1] == FULL:
         return "key that is not memcomparable bytes and a timestamp"
+    if key[1] not in RAW_MODE:
+        return ""  # the value, or commit record, of a transaction
     flags = value[-1] if value else FULL
     if flags > FLAG_EXPIRE | FLAG_DELETED:
         return "value without flag byte"
@@ -164,7 +167,7 @@ def _scratch_options() -> Options:
     return options
 
 
-COLUMN_FAMILIES: Final = ("default", "write")
+COLUMN_FAMILIES: Final = (DEFAULT, WRITE)
 """Those that an SST can be ingested into."""
 _UUID_SIZE: Final = 16
 _REMEMBERED: Final = 4096

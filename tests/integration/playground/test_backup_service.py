@@ -19,7 +19,7 @@ from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
-from tikv_br.playground.node import BACKUP_EMPTY_RANGE, BACKUP_NOT_RAW
+from tikv_br.playground.node import BACKUP_BOUND, BACKUP_EMPTY_RANGE
 
 
 @pytest.fixture(params=["moto", "versitygw"])
@@ -88,14 +88,15 @@ def test_the_flush_comes_before_the_storage(tmp_path: Path) -> None:
         (ApiVersion.V1, {"start_key": b"k", "end_key": b"k"}, BACKUP_EMPTY_RANGE),
         (ApiVersion.V2, {"start_key": b"r\0\0\0k", "end_key": b"r\0\0\0k"}, BACKUP_EMPTY_RANGE),
         (ApiVersion.V1, {"sub_ranges": [kv.KeyRange(start_key=b"k", end_key=b"k")]}, BACKUP_EMPTY_RANGE),
-        (ApiVersion.V1, {"is_raw_kv": False}, BACKUP_NOT_RAW),
-        (ApiVersion.V1TTL, {"is_raw_kv": False}, BACKUP_NOT_RAW),
+        (ApiVersion.V1, {"is_raw_kv": False}, BACKUP_BOUND),
+        (ApiVersion.V1TTL, {"is_raw_kv": False, "start_key": b"a"}, BACKUP_BOUND),
     ],
 )
 def test_deadly_requests(tmp_path: Path, api_version: ApiVersion, fields: dict[str, Any], what: str) -> None:
     """The caller sees the store die, the fatal_request is on record, and the playground lives on."""
     with running(tmp_path, api_version) as client:
         client.put(b"k", b"v")
+        client.admin.split(b"raw-5")
         with pytest.raises(grpc.RpcError) as death:
             backup(client, **fields)
         assert death.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -178,7 +178,7 @@ def test_the_same_file_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         under_way, go_on = threading.Event(), threading.Event()
         really = client.playground.engine.ingest
 
-        def slowly(paths: Iterable[Path | str]) -> None:
+        def slowly(paths: Iterable[Path | str], family: str) -> None:
             under_way.set()
             assert go_on.wait(60)
             really(paths)

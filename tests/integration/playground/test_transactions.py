@@ -11,12 +11,14 @@ import pytest
 from fastcrc import crc64
 
 from tests.integration.playground.clients import running
+from tests.integration.playground.ssts import backup, download_everywhere, files_of, ingest, local, meta_for
 from tests.support.txn import TTL, TxnClient, delete, put
 from tests.support.waiting import eventually
-from tikv_br.cluster.pb import coprocessor_pb2, tikvpb_pb2, tipb_pb2
+from tikv_br.cluster.pb import coprocessor_pb2, import_sstpb_pb2, tikvpb_pb2, tipb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
+from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
 
 LONG = b"long" * 100
 
@@ -340,6 +342,85 @@ def test_data_survive_a_restart(tmp_path: Path) -> None:
         assert txn.get(b"k").value == LONG
         assert lock_of(txn.get(b"l")).key == b"l"
         assert txn.prewrite(read_ts - 1, [put(b"m")], try_one_pc=True).one_pc_commit_ts > read_ts
+
+
+def test_gc_removes_what_no_reader_sees(tmp_path: Path) -> None:
+    """At PD's safe point: older versions, deletes and rollbacks, with their long values; nothing above it, and no lock."""
+    with running(tmp_path) as client:
+        txn = TxnClient(client)
+        txn.write(put(b"a", LONG))
+        before = txn.write(put(b"b", b"1"))
+        start_ts = txn.ts()
+        txn.prewrite(start_ts, [put(b"c")])
+        txn.call("KvBatchRollback", b"c", kv.BatchRollbackRequest(keys=[b"c"], start_version=start_ts))
+        safe_point = txn.write(put(b"a", b"2"), delete(b"b"))
+        txn.prewrite(txn.ts(), [put(b"d")])
+        after = txn.write(put(b"a", b"3"))
+        engine = client.playground.engine
+
+        def count(family: str) -> int:
+            return sum(1 for _ in engine.iterate(b"", b"", family=family))
+
+        assert [count(family) for family in ("default", "lock", "write")] == [1, 1, 6]
+        assert txn.get(b"a", before).value == LONG
+        client.playground.state.gc.advance(safe_point)
+        eventually(lambda: [count(family) for family in ("default", "lock", "write")] == [0, 1, 2])
+        seen = [txn.get(b"a", ts) for ts in (before, safe_point, after)]
+        assert seen == [kv.GetResponse(not_found=True), kv.GetResponse(value=b"2"), kv.GetResponse(value=b"3")]
+
+
+def test_regions_of_transactions_split(tmp_path: Path) -> None:
+    """By their size, also of short values, between keys and not between versions of a key."""
+    with running(tmp_path, region_split_size=20_000) as client:
+        txn = TxnClient(client)
+        keys = [b"k%02d" % number for number in range(30)]
+        for value in (b"v" * 200, LONG * 4):  # each in one request
+            assert txn.prewrite(txn.ts(), [put(key, value) for key in keys], try_one_pc=True).one_pc_commit_ts
+        eventually(lambda: len(client.playground.regions.all()) > len(KEYSPACE_BOUNDS) + 1)
+        for region in client.playground.regions.all()[1:]:
+            user, size = codec.decode(region.start)
+            assert len(region.start) == size, user
+        assert [pair.key for pair in txn.scan(b"", b"", txn.ts())] == keys
+
+
+def test_rows_come_back_by_ingest(tmp_path: Path) -> None:
+    """The files of a backup, in both column families, with their timestamps or new ones; values without records are no rows."""
+    rows = {b"a": b"1", b"b": LONG, b"c": b"3"}
+    with running(tmp_path / "source", stores=1) as client:
+        txn = TxnClient(client)
+        ts = txn.write(*(put(*row) for row in rows.items()), put(b"d"), delete(b"d"))
+        storage = local(tmp_path / "backup")
+        files = files_of(backup(client, is_raw_kv=False, end_version=ts, storage_backend=storage))
+    assert [file.cf for file in files] == ["default", "write"]
+    for new_ts in (0, ts + 1):
+        with running(tmp_path / f"target-{new_ts}") as client:
+            txn = TxnClient(client)
+            region = txn.region(b"a")
+            metas = []
+            for file in files:
+                meta = meta_for(client, region, cf_name=file.cf, length=file.size)
+                rule = import_sstpb_pb2.RewriteRule(new_timestamp=new_ts)
+                asked = {"name": file.name, "storage_backend": storage, "rewrite_rule": rule}
+                metas.append(download_everywhere(client, region, meta, **asked))
+            assert not ingest(client, region, metas[0]).HasField("error")
+            assert txn.scan(b"", b"", ts + 1) == []
+            assert not ingest(client, region, metas[1]).HasField("error")
+            assert {pair.key: pair.value for pair in txn.scan(b"", b"", ts + 1)} == rows
+            assert bool(txn.scan(b"", b"", ts)) == (not new_ts)
+
+
+def test_a_record_without_its_value(tmp_path: Path) -> None:
+    """A scan reports it in the row's place, a checksum as its error."""
+    with running(tmp_path) as client:
+        txn = TxnClient(client)
+        commit_ts = txn.write(put(b"k", LONG))
+        engine = client.playground.engine
+        engine.delete_range(b"", b"")
+        [pair] = txn.scan(b"", b"", commit_ts)
+        assert "DefaultNotFound" in pair.error.abort
+        request = coprocessor_pb2.Request(tp=105, start_ts=commit_ts)
+        request.ranges.add(start=b"a", end=b"z")
+        assert "default not found" in txn.call("Coprocessor", b"k", request).other_error
 
 
 @pytest.mark.parametrize(("version", "expected"), [("8.5", "refused"), ("8.1", "accepted"), ("", "fatal")])

@@ -8,4 +8,5 @@ Modules, in reading order:
 - resolve: commits, rollbacks, and what becomes of a transaction that left locks
 - reads: gets, scans, locks, checksums
 - ranges: range deletes and GC
+- backup: backups by stores
 """

@@ -181,6 +181,16 @@ class VisibleRow:
     def key(self) -> bytes:
         return user_key(self.data_key)
 
+    @property
+    def record_key(self) -> bytes:
+        """The data key of the record."""
+        return self.data_key + (MAX_TS - self.commit_ts).to_bytes(8, "big")
+
+    @property
+    def value_key(self) -> bytes:
+        """The data key of a long value."""
+        return self.data_key + (MAX_TS - self.record.start_ts).to_bytes(8, "big")
+
 
 class DefaultNotFound(Exception):
     """A commit record whose value is missing: an SST of ``write`` was ingested without that of ``default``."""
@@ -260,7 +270,7 @@ class MvccReader:
         """The value of a put. Raises `DefaultNotFound`."""
         if row.record.value is not None:
             return row.record.value
-        value = self._engine.get(row.data_key + (MAX_TS - row.record.start_ts).to_bytes(8, "big"))
+        value = self._engine.get(row.value_key)
         if value is None:
             raise DefaultNotFound(row.key.hex().upper())
         return value

@@ -59,6 +59,14 @@ def conflict(
     )
 
 
+class FutureTs(RegionFault):
+    """A reader's timestamp is above PD's, which is ``limit``."""
+
+    def __init__(self, ts: int, limit: int) -> None:
+        super().__init__(errorpb_pb2.Error(message=f"invalid max_ts update: {ts}, limit: {limit}"))
+        self.ts, self.limit = ts, limit
+
+
 class TxnState:
     """State of all transactions. ``latch`` is held by every write command, from its first read to its last write."""
 
@@ -74,7 +82,7 @@ class TxnState:
     def observe(self, *timestamps: int) -> None:
         """Note timestamps of a reader, before it reads.
 
-        For one above PD's, raises `RegionFault` (8.5.7), or `DeadlyData` if the store would end itself.
+        For one above PD's, raises `FutureTs` (8.5.7), or `DeadlyData` if the store would end itself.
         """
         ts = max((ts for ts in timestamps if ts != MAX_TS), default=0)
         with self.latch:
@@ -85,7 +93,7 @@ class TxnState:
 
     def _check_ahead(self, ts: int) -> None:
         if self._release.refuses_future_ts and ts > self._latest:
-            raise RegionFault(errorpb_pb2.Error(message=f"invalid max_ts update: {ts}, limit: {self._latest}"))
+            raise FutureTs(ts, self._latest)
         if self._release.ends_on_future_ts and ts > self._latest + _MAX_AHEAD:
             raise DeadlyData(f"invalid max_ts update: {ts}, PD's is {self._latest}")
 
