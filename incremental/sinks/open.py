@@ -62,6 +62,11 @@ RETRY_SECONDS = 10.0
 """Retry budget of one write, also for busy stores; then the failure is reported, and the batch is written again."""
 
 
+def everything(ts: int) -> int:
+    """`SinkOptions.complete_ts` of a sink that is the only one; not a lambda, so that options can be pickled."""
+    return ts
+
+
 ALL_KEYS = KeyRange(b"", b"")
 
 
@@ -98,7 +103,7 @@ class SinkOptions:
     """Timeout of one request, in seconds."""
     fence: Callable[[], object] = unfenced
     """Called right before each write request; raises if this process must not write any more."""
-    complete_ts: Callable[[int], int] = lambda ts: ts
+    complete_ts: Callable[[int], int] = everything
     """Given the ts up to which this sink has everything, returns the one up to which the changefeed's other sinks have too; 0 if
     this sink does not announce it."""
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.sinks.open import SinkOptions
 from tikv_br.incremental.sinks.url import (
     BlackholeTarget,
     FileTarget,
@@ -79,6 +81,11 @@ def test_refuses_what_is_no_address(url: str) -> None:
     """Invalid addresses are usage errors that name --sink or the address."""
     with pytest.raises(UsageError):
         parse(url)
+
+
+def test_options_reach_another_process() -> None:
+    """Those of a sink can be pickled."""
+    assert pickle.loads(pickle.dumps(SinkOptions())) == SinkOptions()
 
 
 def test_texts_name_the_target() -> None:
