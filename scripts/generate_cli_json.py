@@ -186,6 +186,8 @@ def _fields(place: Place, node: ast.expr) -> list[str]:
             return _fields(place, body) + _fields(place, orelse)
         case ast.Call(func=ast.Name("asdict"), args=[value]):
             return [field.name for field in dataclasses.fields(_type(place, value))]
+        case ast.Call(func=ast.Name("picked"), args=[_, *names]):
+            return list(map(_key, names))
         case ast.Call(func=ast.Name(name)) if (home := _home(place.module, name)) is not None:
             function = _functions(home[0])[home[1]]
             inner = Place(home[0], (function,))

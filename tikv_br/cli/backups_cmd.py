@@ -10,7 +10,7 @@ import typer
 
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag, given
-from tikv_br.cli.output import confirmation, human_bytes
+from tikv_br.cli.output import confirmation, human_bytes, picked
 from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, LeaseHeld, UsageError
 
@@ -230,10 +230,7 @@ def _decision_fields(decision: RetentionDecision) -> dict[str, object]:
     entry = decision.listed.entry
     return {
         "action": "keep" if decision.keep else "remove",
-        "id": entry.id,
-        "path": entry.path,
-        "finished_ms": entry.finished_ms,
-        "backup_size": entry.backup_size,
+        **picked(entry, "id", "path", "finished_ms", "backup_size"),
         "reasons": decision.reasons,
     }
 

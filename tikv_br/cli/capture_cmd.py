@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import command, flag
-from tikv_br.cli.output import KeyForm, Output, human_bytes, show
+from tikv_br.cli.output import KeyForm, Output, human_bytes, picked, show
 from tikv_br.cli.sync_options import SCRATCH_DIR, SinkTlsFlags, StatusFlags, scratch_folder
 from tikv_br.cli.sync_view import signals_stop, watching
 from tikv_br.cluster.timestamps import physical_ms, show_time
@@ -162,26 +162,15 @@ def _processor_row(out: Output, task: ChangefeedTask, progress: Progress | None,
     info = state.changefeeds.get(task.changefeed)
     began = info.start_ts if info is not None else 0
     known = progress or Progress(task.changefeed, task.number, began, began, task.epoch, task.capture, saved_ms=0)
-    behind = lag_of(known.checkpoint_ts)
     out.result(
         "processor",
         {
-            "changefeed": task.changefeed,
-            "number": task.number,
-            "capture": task.capture,
-            "epoch": task.epoch,
-            "stopping": task.stopping,
+            **picked(task, "changefeed", "number", "capture", "epoch", "stopping"),
+            **picked(known, "checkpoint_ts", "resolved_ts", "events", "written", "events_per_second", "regions"),
+            **picked(known, "sorter_bytes", "error"),
+            "checkpoint_lag": lag_of(known.checkpoint_ts),
             "start": task.start.hex(),
             "end": task.end.hex(),
-            "checkpoint_ts": known.checkpoint_ts,
-            "resolved_ts": known.resolved_ts,
-            "checkpoint_lag": behind,
-            "events": known.events,
-            "written": known.written,
-            "events_per_second": known.events_per_second,
-            "regions": known.regions,
-            "sorter_bytes": known.sorter_bytes,
-            "error": known.error,
         },
     )
     figures = str(known.regions), str(known.events_per_second), human_bytes(known.sorter_bytes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.capture_cmd import GroupFlags, lag_of, show_processors
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, show
+from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, picked, show
 from tikv_br.cli.sync_options import (
     LOG_ID,
     MAX_BATCH_ROWS,
@@ -272,34 +272,20 @@ def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo) -> tup
     checkpoint_ts = state.checkpoint_ts(info.id)
     status, tasks = state.statuses.get(info.id), state.tasks_of(info.id)
     captures = sorted({task.capture for task in tasks} - {""})
-    behind = lag_of(checkpoint_ts)
     out.result(
         "changefeed",
         {
-            "id": info.id,
+            **picked(info, "id", "error", "start_ts", "sink", "keyspace_id", "spans", "gc_ttl", "drop_ttls"),
+            **picked(info, "concurrency", "sorter_bytes", "hold_back_ms", "patience_ms", "backoff_ms", "batch_rows"),
+            **picked(info, "rate_limit", "created_ms"),
             "state": _state(state, info),
-            "error": info.error,
             "missed": state.missed(info.id),
             "checkpoint_ts": checkpoint_ts,
             "resolved_ts": checkpoint_ts if status is None else status.resolved_ts,
-            "checkpoint_lag": behind,
-            "start_ts": info.start_ts,
-            "sink": info.sink,
-            "keyspace_id": info.keyspace_id,
+            "checkpoint_lag": lag_of(checkpoint_ts),
             "start": info.start_key.hex(),
             "end": info.end_key.hex(),
-            "spans": info.spans,
             "captures": captures,
-            "gc_ttl": info.gc_ttl,
-            "drop_ttls": info.drop_ttls,
-            "concurrency": info.concurrency,
-            "sorter_bytes": info.sorter_bytes,
-            "hold_back_ms": info.hold_back_ms,
-            "patience_ms": info.patience_ms,
-            "backoff_ms": info.backoff_ms,
-            "batch_rows": info.batch_rows,
-            "rate_limit": info.rate_limit,
-            "created_ms": info.created_ms,
         },
     )
     figures = (show_time(physical_ms(checkpoint_ts)), str(len(captures)), str(len(tasks) or info.spans))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tikv_br.drill.history import PastDrill
     from tikv_br.drill.ledger import EntryKind, Remover
     from tikv_br.drill.notify import Summary
-    from tikv_br.drill.objectives import Objectives
     from tikv_br.drill.options import Hooks, PointChoice, TailOptions
     from tikv_br.drill.targets import DrillTarget
     from tikv_br.storage.url import StorageLocation
@@ -217,12 +216,6 @@ class GoalFlags(Flags):
         kind=kinds.TIME,
     )
 
-    def objectives(self) -> Objectives:
-        """The objectives."""
-        from tikv_br.drill.objectives import Objectives
-
-        return self.fill(Objectives)
-
 
 class HookFlags(Flags):
     heartbeat_url: str = flag("", "URL to request after a drill that passed.", metavar="URL")
@@ -282,6 +275,7 @@ def run(flags: DrillFlags) -> None:
     span = flags.range.key_range()
     backups = flags.location
     from tikv_br.drill.notify import summarize
+    from tikv_br.drill.objectives import Objectives
     from tikv_br.drill.options import DrillOptions, Scenario
     from tikv_br.drill.report import page_url
     from tikv_br.drill.run import drill as run_drill
@@ -299,7 +293,7 @@ def run(flags: DrillFlags) -> None:
         tail=flags.tail.options(),
         point=flags.point.choice(flags.storage_flags),
         scenario=Scenario(flags.scenario),
-        objectives=flags.goals.objectives(),
+        objectives=flags.goals.fill(Objectives),
         span=span,
         seed=flags.seed,
         keep_last=flags.keep_last,

@@ -251,6 +251,11 @@ def label(name: str) -> str:
     return _LABELS.get(name, name.removesuffix("_ms").removesuffix("_seconds").replace("_", "-"))
 
 
+def picked(record: object, *names: str) -> dict[str, object]:
+    """Attributes of an object as JSON fields of the same names."""
+    return {name: getattr(record, name) for name in names}
+
+
 def read_key(text: str, form: KeyForm, flag: str) -> bytes:
     """Parse a key. Raises `UsageError` naming the flag."""
     try:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tikv_br.serve.findings import OverviewLimits
     from tikv_br.serve.watcher import Sources
     from tikv_br.storage.crypter import SecretText
-    from tikv_br.web.address import Address
 
 log = logging.getLogger(__name__)
 SHORTEST_REFRESH = 1.0
@@ -74,12 +73,6 @@ class ServeFlags(shared.CommandFlags):
         metavar="[PREFIX=]DURATION",
     )
     storage_flags: backup_flags.StorageFlags
-
-    def address(self) -> Address:
-        """Return the address to listen at. Raises `UsageError`."""
-        from tikv_br.web.address import Address
-
-        return Address.parse(self.listen, "--listen")
 
     def sources(self) -> Sources:
         """Return the sources to show. Raises `UsageError`."""
@@ -151,7 +144,9 @@ def serve(flags: ServeFlags) -> None:
 
     Also serves /healthz for probes, and /metrics for Prometheus.
     """
-    address = flags.address()
+    from tikv_br.web.address import Address
+
+    address = Address.parse(flags.listen, "--listen")
     if flags.refresh < SHORTEST_REFRESH:
         raise UsageError(f"--refresh is too short: pass at least {SHORTEST_REFRESH:g}s")
     token = shared.secret_of("--token", flags.token, flags.token_file)

@@ -11,7 +11,7 @@ import typer
 
 from tikv_br.cli import backup_flags, key_flags
 from tikv_br.cli.command import argument, command, flag
-from tikv_br.cli.output import KeyForm, Output, human_bytes, label, quote, read_key
+from tikv_br.cli.output import KeyForm, Output, human_bytes, label, picked, quote, read_key
 from tikv_br.cluster.timestamps import show_time, show_ts
 from tikv_br.errors import KeyNotFound, UsageError
 from tikv_br.formats.keys.codec import MAX_KEYSPACE
@@ -80,17 +80,12 @@ def _summary(backup: BackupSet) -> dict[str, object]:
     description, statistics = backup.manifest.description, backup.manifest.statistics
     return fields | {
         "made_by": f"tikv-br {description.tool_version}",
-        "engine": description.engine,
-        "file_format": description.file_format,
-        "compression": description.compression,
+        **picked(description, "engine", "file_format", "compression"),
         "api_version": description.api_version.label,
         "parent": description.parent,
         "written_to": description.storage,
         "started_ms": description.started_ms,
-        "finished_ms": statistics.finished_ms,
-        "tasks": statistics.tasks,
-        "dropped_ttls": statistics.dropped_ttls,
-        "dropped_tombstones": statistics.dropped_tombstones,
+        **picked(statistics, "finished_ms", "tasks", "dropped_ttls", "dropped_tombstones"),
         "expiring_kvs": sum(file.expiry.total_kvs for file in backup.files),
     }
 
@@ -131,16 +126,10 @@ def _show_files(out: Output, backup: BackupSet) -> None:
 
 def _file_fields(file: FileEntry) -> dict[str, object]:
     return {
-        "name": file.name,
-        "size": file.size,
+        **picked(file, "name", "size", "crc64xor", "total_kvs", "total_bytes", "min_ts", "max_ts"),
         "start": file.start_key.hex(),
         "end": file.end_key.hex(),
-        "crc64xor": file.crc64xor,
-        "total_kvs": file.total_kvs,
-        "total_bytes": file.total_bytes,
         "sha256": file.sha256.hex(),
-        "min_ts": file.min_ts,
-        "max_ts": file.max_ts,
         "expiring_kvs": file.expiry.total_kvs,
     }
 

@@ -45,6 +45,7 @@ def all_fields(generator: ModuleType) -> set[str]:
     [
         ('out.result("m", {"a": 1, **more})', ["a", "b"]),
         ('out.result("m", helper())', ["c", "d"]),
+        ('out.result("m", {"a": 1, **picked(out, "e", "f")})', ["a", "e", "f"]),
         ('out.result("m", {"a": 1} | helper())', ["a", "c", "d"]),
         ('note = lambda each: out.result("m", {"a": each} if each else more)', ["a", "b"]),
     ],
