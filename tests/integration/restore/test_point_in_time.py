@@ -278,8 +278,9 @@ def test_an_interrupted_removal_is_finished(
 
 def test_times_outside_the_window_are_refused(recorded: Recorded, tmp_path: Path) -> None:
     """With the window, and before anything is written."""
-    first, last = MergeSources.open(recorded.full, recorded.log).window()
-    for ts in (1, first - 1, last + 1, last + (3600 * 1000 << 18)):
+    sources = MergeSources.open(recorded.full, recorded.log)
+    (first, last), (scanned, _) = sources.window(), sources.window(allow_inexact=True)
+    for ts in (1, scanned - 1, last + 1, last + (3600 * 1000 << 18)):
         place = parse(f"local://{tmp_path / 'merged'}")
         output = BackupOptions(recorded.source.config, place, executor="driver")
         with pytest.raises((OutsideRestoreWindow, UsageError), match=f"{first} .* to {last} "):
