@@ -262,8 +262,8 @@ def test_runs_on_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def test_text_is_cut_at_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parts and blocks that end within lines lose and repeat none."""
     for part, block in ((7, 5), (16, 64), (1, 1)):
-        monkeypatch.setattr("tikv_br.bulk_load.files.PART_BYTES", part)
-        monkeypatch.setattr("tikv_br.bulk_load.files.BLOCK_BYTES", block)
+        monkeypatch.setattr("tikv_br.bulk_load.text.PART_BYTES", part)
+        monkeypatch.setattr("tikv_br.bulk_load.text.BLOCK_BYTES", block)
         text("csv", "id,v\n" + "".join(f"key{number},{'x' * number}\n" for number in range(1, 30)))(tmp_path)
         rows = by_threads(Input(str(tmp_path), "id", "v", format="csv"))
         assert rows == (sorted((b"key%d" % number, b"x" * number, 0) for number in range(1, 30)), Counter())
