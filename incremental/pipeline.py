@@ -191,7 +191,7 @@ class Replicator:
         self._last_error = ""
         self._missed = start.missed
         self.unanswered_at: float | None = None
-        """Time at which a write last failed, on the monotonic clock; it may reach the sink until its request times out."""
+        """Time at which a write last failed, on the monotonic clock. That write may still reach the sink until its request times out."""
         self._rate = Rate(RATE_SECONDS)
         self._limit = RateLimit(self._options.rate_limit, sleep=self._wait_for_limit)
         self._limited_seconds = 0.0

@@ -132,6 +132,7 @@ class RecordList(Sequence[T]):
 def load(kind: type[T], data: bytes, name: str) -> T:
     """The record of dataclass ``kind`` in object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` if newer."""
     for start, end in ((_COMPACT_START, _COMPACT_END), (_PIECES_START, _PIECES_END)):
+        # The end has a hash of 64 hexadecimal digits.
         content = data[len(start) : -len(end % bytes(64))].replace(b"\n", b"") if data.startswith(start) else b""
         if content and data.endswith(end % hashlib.sha256(content).hexdigest().encode()):
             with contextlib.suppress(msgspec.MsgspecError):

@@ -295,8 +295,8 @@ class Feed:
     def _advance_range(self) -> None:
         """Yield a new resolved-ts of the range, unless it may pass rows of an ingest.
 
-        Rows with new timestamps were announced before those timestamps existed, and `resolved` is newer than the announcements
-        that are read after it was received. So those have every ingest whose rows it could pass.
+        An ingest is announced before PD issues the new timestamp of its rows. So if a resolved-ts that was received is above that
+        timestamp, the announcements that are read after it include this ingest.
         """
         resolved = self._resolved_ts
         if self._advanced and not self._ingests.unfinished:  # computing the resolved-ts of many regions is not cheap

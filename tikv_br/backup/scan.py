@@ -43,7 +43,10 @@ class ScanProbe:
         self._began = self._waited = 0.0
 
     def parallel_scans(self, copied: int) -> int:
-        """Return the number of parallel scans that keeps the processor busy; 0 = unknown before `PROBE_BYTES` are ``copied``."""
+        """Return the number of parallel scans that keeps the processor busy; 0 = unknown before `PROBE_BYTES` are ``copied``.
+
+        The first quarter of them is not measured: pages start small.
+        """
         now, waited = time.perf_counter(), self._pages.seconds_waiting
         if copied < PROBE_BYTES // 4:
             self._began, self._waited = now, waited

@@ -95,7 +95,7 @@ class PdClock:
 class TtlFetcher:
     """Fetches the TTLs of ascending keys. For one thread. Raises `DangerousRequest` for a cluster without TTLs.
 
-    The error of an expiry is the duration of its request. If requests queue at a slow store, fewer are kept in flight, and
+    An expiry may be too early by the duration of its request and the uncertainty of PD's clock. If requests queue at a slow store, fewer are kept in flight, and
     those that queued are sent once more.
     """
 
@@ -108,8 +108,8 @@ class TtlFetcher:
         self._region_end = b""
         self._window = float(MIN_IN_FLIGHT)
         self._fastest = math.inf
-        self._shrunk = 0
-        """Outstanding answers to requests that were sent before the window last shrank."""
+        self._outdated = 0
+        """Outstanding answers to requests that were sent before the window last shrank: they say nothing about the new one."""
         self.error_seconds = 0
         """Maximum number of seconds by which an expiry so far may be too early."""
         self.vanished = 0
@@ -176,11 +176,11 @@ class TtlFetcher:
             return False
         self._fastest = min(self._fastest, request.seconds)
         waited = request.seconds > self._fastest + WAITING_SECONDS
-        if self._shrunk:
-            self._shrunk -= 1
+        if self._outdated:
+            self._outdated -= 1
         elif waited:
             self._window = max(self._window / 2, MIN_IN_FLIGHT)
-            self._shrunk = pending
+            self._outdated = pending
         else:
             self._window = min(self._window + 1, IN_FLIGHT)
         return waited

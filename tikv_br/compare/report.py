@@ -35,7 +35,7 @@ class Counts:
     only_b: int = 0
     value: int = 0
     expiring: int = 0
-    """Keys on one side only that have expired or are about to: no difference."""
+    """Keys on one side only that have expired or are about to. They do not count as different."""
 
     @property
     def total(self) -> int:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeasedStep(Generic[C]):
-    """A step that runs only while the lease is held: another drill removes what this one made once it is lost."""
+    """A step that runs only while the lease is held: once the lease is lost, another drill removes what this one made."""
 
     step: Step[C]
     lease: PathLease
@@ -170,7 +170,7 @@ def clean_up_earlier(context: DrillContext) -> None:
 
 
 def clean_up(context: DrillContext) -> None:
-    """Remove all that this drill made but its backup. Raises a `TikvBrError` if something remains."""
+    """Remove all that this drill made, except its backup. Raises a `TikvBrError` if something remains."""
     context.cleaner.clean(context.ledger)
 
 

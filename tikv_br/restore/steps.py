@@ -165,7 +165,7 @@ def release_restore_lock(context: RestoreContext) -> bool:
 
 
 FIRST_CHANGE = "save the restore checkpoint"
-"""The step before which nothing of the target changes."""
+"""The step before which no row of the target changes; a dry run ends there."""
 
 
 def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
