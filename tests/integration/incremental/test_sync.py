@@ -368,12 +368,12 @@ def test_a_name_that_another_sync_has_is_warned_of(
     stopped.set()
     said = []
     for state in ("a", "a", "b"):
-        asked = namesake(source, tmp_path / state)
+        asked = namesake(source, "warned", tmp_path / state)
         caplog.clear()
         sync(asked, stopped, lambda _: None)
-        said.append([each for each in caplog.messages if "already has a safe point tikv-br-sync-namesake" in each])
+        said.append([each for each in caplog.messages if "already has a safe point tikv-br-sync-warned" in each])
     assert [len(each) for each in said] == [0, 0, 1]
-    source.cluster.pd.update_service_safe_point(service_id("namesake"), 0, 0)
+    source.cluster.pd.update_service_safe_point(service_id("warned"), 0, 0)
 
 
 def test_two_syncs_of_one_name_do_not_run_at_once(
@@ -386,18 +386,18 @@ def test_two_syncs_of_one_name_do_not_run_at_once(
     stop = threading.Event()
     unrefused = threading.Timer(PATIENCE, stop.set)
     unrefused.start()
-    with running(namesake(source, tmp_path / "a")) as first:
+    with running(namesake(source, "alone", tmp_path / "a")) as first:
         refused = pytest.raises(
-            UsageError, match=f"a sync namesake with its state at local://{tmp_path}/a on .* is running"
+            UsageError, match=f"a sync alone with its state at local://{tmp_path}/a on .* is running"
         )
         with refused:
-            sync(namesake(source, tmp_path / "b"), stop, lambda _: None)
+            sync(namesake(source, "alone", tmp_path / "b"), stop, lambda _: None)
         with refused:
-            handover.check_runs_alone(source.cluster, "namesake", handover.CHANGEFEED_STATE, stop)
+            handover.check_runs_alone(source.cluster, "alone", handover.CHANGEFEED_STATE, stop)
         assert first.is_alive()
     unrefused.cancel()
     caplog.clear()
-    sync(namesake(source, tmp_path / "b"), stopped, lambda _: None)
+    sync(namesake(source, "alone", tmp_path / "b"), stopped, lambda _: None)
     assert not [each for each in caplog.messages if "to see whether it runs" in each]
 
 
@@ -408,24 +408,24 @@ def test_a_killed_sync_does_not_keep_its_name(
     monkeypatch.setattr(handover, "RENEWAL_SEEN_SECONDS", 3.0)
     source, stopped = clusters(V2), threading.Event()
     stopped.set()
-    asked = namesake(source, tmp_path / "a")
+    asked = namesake(source, "killed", tmp_path / "a")
     sync(asked, stopped, lambda _: None)
-    source.cluster.ingests.register_follower(service_id("namesake"), handover.state_name(asked.state))  # as if killed
+    source.cluster.ingests.register_follower(service_id("killed"), handover.state_name(asked.state))  # as if killed
     waited = []
-    for each in (asked, namesake(source, tmp_path / "b")):
+    for each in (asked, namesake(source, "killed", tmp_path / "b")):
         caplog.clear()
         with running(each):
             pass
         waited.append(len([each for each in caplog.messages if "to see whether it runs" in each]))
-        source.cluster.ingests.register_follower(service_id("namesake"), handover.state_name(asked.state))
+        source.cluster.ingests.register_follower(service_id("killed"), handover.state_name(asked.state))
     assert waited == [0, 1]
-    source.cluster.pd.update_service_safe_point(service_id("namesake"), 0, 0)
+    source.cluster.pd.update_service_safe_point(service_id("killed"), 0, 0)
 
 
-def namesake(source: LiveCluster, state: Path) -> SyncOptions:
-    """A sync into nothing, from now."""
+def namesake(source: LiveCluster, name: str, state: Path) -> SyncOptions:
+    """A sync into nothing, from now. Each test uses its own name: safe points stay."""
     return SyncOptions(
-        changefeed_id="namesake",
+        changefeed_id=name,
         source=source.config,
         target=BlackholeTarget(),
         state=parse(f"local://{state}"),
