@@ -46,7 +46,7 @@ CACHE_SECONDS = 5.0
 CACHE_MARGIN = 2.0
 """Added to the age that the settings of stores allow: renewals may be late."""
 CHANGEFEED_STATE = "a changefeed of captures"
-"""What stands for the place of state of a changefeed."""
+"""Name of the place of state of all changefeeds, which is the etcd of their captures."""
 SHORT_WINDOW = 2 * CACHE_SECONDS
 """Scan window at the start of a log, in seconds, that is not worth a warning."""
 BACKUP_SERVICES = (backup_service_id(""), "br-")
@@ -162,7 +162,7 @@ def service_id(changefeed_id: str) -> str:
 
 
 def state_name(state: EtcdConfig | StorageLocation) -> str:
-    """Name of a place of state that differs for each place: directories have their machine in it."""
+    """Name of a place of state. It differs for each place: the name of a directory includes its machine."""
     if isinstance(state, EtcdConfig):
         return f"etcd://{','.join(sorted(state.endpoints))}"
     return state.redacted() + (f" on {socket.gethostname()}" if state.scheme == "local" else "")
@@ -171,15 +171,15 @@ def state_name(state: EtcdConfig | StorageLocation) -> str:
 def check_runs_alone(cluster: Cluster, changefeed_id: str, state: str, stop: threading.Event) -> bool:
     """Raise `UsageError` if a sync with this name and another `state` runs: the two would share one safe point.
 
-    If that one was killed, this takes `RENEWAL_SEEN_SECONDS`; False = `stop` was set meanwhile. Of two processes with the same
-    state the newer one takes over.
+    Returns False if `stop` was set. If the other sync was killed, this takes `RENEWAL_SEEN_SECONDS`. Of two processes with the
+    same state the newer one takes over.
     """
     name = service_id(changefeed_id)
     other, first = cluster.ingests.state_of_follower(name), expiry(cluster, name)
     if other in {"", state} or not first:
         return True
     log.warning(
-        "a sync %s has its state at %s: waiting up to %.0f s to see whether it runs",
+        "another sync with --id %s has its state at %s: waiting up to %.0f s to see whether it runs",
         changefeed_id,
         other,
         RENEWAL_SEEN_SECONDS,
@@ -189,7 +189,7 @@ def check_runs_alone(cluster: Cluster, changefeed_id: str, state: str, stop: thr
             return False
         if expiry(cluster, name) not in {0, first}:
             raise UsageError(
-                f"a sync {changefeed_id} with its state at {other} is running: two cannot share the safe point {name}",
+                f"another sync with --id {changefeed_id} is running, with its state at {other}: two cannot share the safe point {name}",
                 hint="Pass another --id, or stop the other sync first.",
             )
     return True

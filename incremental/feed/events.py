@@ -1,4 +1,4 @@
-"""What a feed yields."""
+"""Events of a feed."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ class Feed:
         if self._ingests.waits_for:
             return
         self._advanced = False
-        # Not into an ingest: started from there, a feed could not tell that its rows were delivered.
+        # Not into an ingest: a feed that starts from there does not know that the ingest's rows were delivered.
         if resolved > self._resolved_ts and resolved >= self._ingests.finished_ts:
             self._resolved_ts = resolved
             self._events.append(Resolved(resolved))

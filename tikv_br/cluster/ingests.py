@@ -142,7 +142,7 @@ class Ingests:
         self._etcd.put(self._followers + service, f"{__version__} {state}".rstrip().encode())
 
     def state_of_follower(self, service: str) -> str:
-        """Where the follower had its state that has not ended, unless by a kill; empty if unknown."""
+        """The place of state of a follower that runs or was killed; empty if it has ended or is unknown."""
         item = self._etcd.get(self._followers + service)
         return "" if item is None else item.value.decode(errors="replace").partition(" ")[2]
 

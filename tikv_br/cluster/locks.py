@@ -53,7 +53,7 @@ class LiveLock:
 
 @dataclass(frozen=True, slots=True)
 class LockReport:
-    """What became of the locks of a range."""
+    """Result of resolving the locks of a range."""
 
     resolved: int
     """Number of locks that were committed or removed."""

@@ -1,4 +1,4 @@
-"""What GC needs of a cluster with transactions: no other program that does GC, and no lock below the safe point."""
+"""Conditions for GC of a cluster with transactions: no other program does GC, and no lock is below the safe point."""
 
 from __future__ import annotations
 

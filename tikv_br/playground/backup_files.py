@@ -97,7 +97,7 @@ class RegionSpan:
 
 
 def bounds_codec(node: StoreNode) -> KeyCodec:
-    """How the bounds of raw regions are encoded."""
+    """Encoding of the bounds of raw regions."""
     return KeyCodec(node.api_version if node.release.encodes_v2 else ApiVersion.V1)
 
 

@@ -95,7 +95,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
     _CREDENTIALS_HINT = ""
     """Hint for the case that obstore's own chain finds no credentials."""
     _BUCKET = "bucket"
-    """What the cloud calls it."""
+    """The cloud's word for it."""
     _REASONS: ClassVar[Mapping[str, str]] = {}
     """Meanings of the codes with which the server denies access."""
     _FULL: ClassVar[frozenset[str]] = frozenset()

@@ -1,4 +1,4 @@
-"""What obstore says of a failed request to a cloud."""
+"""A failed request to a cloud, as obstore reports it."""
 
 from __future__ import annotations
 

@@ -388,7 +388,7 @@ def test_two_syncs_of_one_name_do_not_run_at_once(
     unrefused.start()
     with running(namesake(source, "alone", tmp_path / "a")) as first:
         refused = pytest.raises(
-            UsageError, match=f"a sync alone with its state at local://{tmp_path}/a on .* is running"
+            UsageError, match=f"another sync with --id alone is running, with its state at local://{tmp_path}/a on "
         )
         with refused:
             sync(namesake(source, "alone", tmp_path / "b"), stop, lambda _: None)

@@ -172,7 +172,7 @@ class VisibleRow:
     """What a reader finds at a key: the newest put or delete and its commit ts, or a lock that blocks it."""
 
     data_key: bytes
-    """Of the lock: without a timestamp."""
+    """If a lock is found, without a timestamp."""
     lock: LockRecord | None
     commit_ts: int = 0
     record: CommitRecord = CommitRecord(DELETE, 0)
