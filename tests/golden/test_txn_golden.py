@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import operator
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -13,11 +15,14 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.integration.backup.reading import rocksdb_rows
-from tests.integration.playground.clients import running
+from tests.integration.playground.clients import Client, running
+from tests.integration.playground.ssts import download, ingest, local, meta_for
 from tests.support.txn import Message, TxnClient, put
-from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, coprocessor_pb2, tipb_pb2
+from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, coprocessor_pb2, import_sstpb_pb2, tipb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
+from tikv_br.playground.region import Region
 
 Write: TypeAlias = dict[str, Any]
 OPERATIONS = {"put": kv.Put, "del": kv.Del, "lock": kv.Lock, "rollback": kv.Put}
@@ -196,10 +201,15 @@ def test_resolving_locks(txn: TxnClient, recorded: Path, case: str) -> None:
         assert txn.call(rpc, key, request) == expected
 
 
+def recorded_answers(folder: Path) -> Iterator[brpb_pb2.BackupResponse]:
+    """The answers of a recorded backup, in the order in which they came."""
+    for number in range(len(list(folder.glob("response-*.pb")))):
+        yield message(folder / f"response-{number}", brpb_pb2.BackupResponse)
+
+
 def answers(folder: Path) -> list[brpb_pb2.BackupResponse]:
     """The answers of a recorded backup, by their start keys, without what differs from run to run."""
-    paths = [folder / f"response-{number}" for number in range(len(list(folder.glob("response-*.pb"))))]
-    return comparable(message(path, brpb_pb2.BackupResponse) for path in paths)
+    return comparable(recorded_answers(folder))
 
 
 def comparable(responses: Iterable[brpb_pb2.BackupResponse]) -> list[brpb_pb2.BackupResponse]:
@@ -253,6 +263,52 @@ def test_backups_meet_locks(txn: TxnClient, recorded: Path, tmp_path: Path, case
     lock = next(answer.error.kv_error.locked for answer in expected if answer.error.HasField("kv_error"))
     prewrite(txn, lock)
     assert back_up(txn, folder, tmp_path / "backup") == expected
+
+
+@pytest.mark.parametrize("target", [ApiVersion.V1, ApiVersion.V2], ids=lambda version: version.label)
+def test_restores_of_recorded_backups(recorded: Path, tmp_path: Path, target: ApiVersion) -> None:
+    """Downloads of type ``Keyspace`` with a new timestamp, cut at regions: all rows, and by a rule the recorded sums."""
+    folder = recorded / "full"
+    (old, _), new = whole(recorded), b"" if target is ApiVersion.V1 else b"x\0\0\2"
+    rows = sorted((new + key.removeprefix(old), value) for key, value in rows_at(folder)[1])
+    files = sorted((file for answer in recorded_answers(folder) for file in answer.files), key=lambda file: file.cf)
+    with running(tmp_path, target, stores=1) as client:
+        txn, regions = TxnClient(client), client.playground.regions
+        for key, _ in rows[len(rows) // 4 :: len(rows) // 4]:
+            regions.split(regions.locate(codec.encode(key)).id, [codec.encode(key)])
+        ts, high = txn.ts(), codec.successor(new)
+        rule = import_sstpb_pb2.RewriteRule(old_key_prefix=old, new_key_prefix=new, new_timestamp=ts)
+        spans = list(plain_spans(client, new, high))
+        for file, (region, start, end) in itertools.product(files, spans):
+            asked = {"name": file.name, "storage_backend": local(folder / "files"), "rewrite_rule": rule}
+            span = import_sstpb_pb2.Range(start=start, end=end)
+            meta = meta_for(client, region, range=span, cf_name=file.cf, length=file.size)
+            answer = download(client, meta, 1, request_type=import_sstpb_pb2.Keyspace, **asked)
+            assert not answer.HasField("error"), answer
+            if not answer.is_empty:
+                meta.range.CopyFrom(answer.range)
+                assert ingest(client, region, meta) == import_sstpb_pb2.IngestResponse()
+        assert txn.scan(new, high, ts - 1) == []
+        assert [(pair.key, pair.value) for pair in txn.scan(new, high, ts)] == rows
+        crc64xor = total_kvs = total_bytes = 0
+        checksum = tipb_pb2.ChecksumRequest(rule=tipb_pb2.ChecksumRewriteRule(old_prefix=old, new_prefix=new))
+        for _, start, end in spans:
+            request = coprocessor_pb2.Request(tp=105, start_ts=ts, data=checksum.SerializeToString())
+            request.ranges.add(start=start, end=end or b"\xff" * 64)
+            counted = sums(txn.call("Coprocessor", start, request).data)
+            crc64xor ^= counted.checksum
+            total_kvs, total_bytes = total_kvs + counted.total_kvs, total_bytes + counted.total_bytes
+    assert total_kvs == sum(file.total_kvs for file in files) == len(rows)
+    assert total_bytes == sum(file.total_bytes for file in files)
+    assert crc64xor == functools.reduce(operator.xor, (file.crc64xor for file in files))
+
+
+def plain_spans(client: Client, start: bytes, end: bytes) -> Iterator[tuple[Region, bytes, bytes]]:
+    """Regions and their parts of a range, in plain keys."""
+    low, high = (codec.encode(key) if key else b"" for key in (start, end))
+    for region in client.playground.regions.overlapping(low, high):
+        first, last = (codec.decode(bound)[0] if bound else b"" for bound in (region.start, region.end))
+        yield region, max(start, first), min(filter(None, (end, last)), default=b"")
 
 
 def test_a_backup_ahead_of_pd(recorded: Path, golden: Path, tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rocksdict import SstFileWriter
 
 from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import DATA_PREFIX, MAX_TS, TS_SIZE, successor
+from tikv_br.formats.keys.codec import DATA_PREFIX
 from tikv_br.playground import external_storage, region_errors, sst_file
 from tikv_br.playground.backup_files import sst_options
 from tikv_br.playground.encoding import Row
@@ -18,83 +18,9 @@ from tikv_br.playground.engine import DEFAULT, WRITE
 from tikv_br.playground.external_storage import CipherFault, StorageFault, open_for
 from tikv_br.playground.node import INGEST_WITHOUT_PEER_FILE, StoreNode
 from tikv_br.playground.region import Region
+from tikv_br.playground.rewrite import RangeRewrite, RewriteFault
 from tikv_br.playground.sst_file import COLUMN_FAMILIES, BadMeta, SstInspection, SstStore, UnreadableSst
 from tikv_br.playground.txn.mvcc import CommitRecord
-
-
-class WrongPrefix(Exception):
-    """A key or bound lacks the rule's prefix; the message is the store's."""
-
-    def __init__(self, what: str, key: bytes, prefix: bytes) -> None:
-        super().__init__(f"{what} has wrong prefix: key {key.hex().upper()} does not start with {prefix.hex().upper()}")
-
-
-@dataclass(frozen=True, slots=True)
-class RangeRewrite:
-    """A rule with the range it is used on. Bounds are the file's own keys; ``end`` None is unbounded."""
-
-    old_prefix: bytes
-    new_prefix: bytes
-    new_timestamp: int
-    start: bytes
-    end: bytes | None
-    end_exclusive: bool
-
-    @classmethod
-    def of(cls, rule: import_sstpb_pb2.RewriteRule, meta: import_sstpb_pb2.SSTMeta) -> RangeRewrite:
-        """The rule of a request. Raises `WrongPrefix` when the range is not of the target's prefix."""
-        old, new = rule.old_key_prefix, rule.new_key_prefix
-        return cls(
-            old_prefix=old,
-            new_prefix=new,
-            new_timestamp=rule.new_timestamp,
-            start=_start_of(meta.range.start, old, new),
-            end=_end_of(meta.range.end, old, new, exclusive=meta.end_key_exclusive),
-            end_exclusive=meta.end_key_exclusive or not meta.range.end,
-        )
-
-    @property
-    def changes_keys(self) -> bool:
-        """Return whether the rewrite changes any key of a file."""
-        return self.old_prefix != self.new_prefix or self.new_timestamp != 0
-
-    def keeps(self, key: bytes) -> bool:
-        """Return whether a key of the file is in the range."""
-        return self.start <= key and not self.is_past(key)
-
-    def is_past(self, key: bytes) -> bool:
-        """Return whether a key of the file, and so every later one, is after the range."""
-        if self.end is None:
-            return False
-        return key >= self.end if self.end_exclusive else key > self.end
-
-    def apply(self, key: bytes) -> bytes:
-        """The rewritten key. Raises `WrongPrefix`."""
-        if not key.startswith(self.old_prefix):
-            raise WrongPrefix("Key in SST", key, self.old_prefix)
-        key = self.new_prefix + key[len(self.old_prefix) :]
-        if self.new_timestamp:
-            key = key[:-TS_SIZE] + (MAX_TS - self.new_timestamp).to_bytes(TS_SIZE, "big")
-        return key
-
-
-def _start_of(start: bytes, old: bytes, new: bytes) -> bytes:
-    if not start:
-        return old if not new else b""
-    if not start.startswith(new):
-        raise WrongPrefix("SST start range", start, new)
-    return old + start[len(new) :]
-
-
-def _end_of(end: bytes, old: bytes, new: bytes, *, exclusive: bool) -> bytes | None:
-    if not end:
-        return (successor(old) or None) if not new else None
-    if end.startswith(new):
-        return old + end[len(new) :]
-    # Apart from keys of the prefix, a store takes the prefix's exact successor, and only that: not its memcomparable form.
-    if exclusive and end == successor(new):
-        return successor(old) or None
-    raise WrongPrefix("SST end range", end, new)
 
 
 class DownloadFault(Exception):
@@ -115,7 +41,8 @@ def download(node: StoreNode, request: import_sstpb_pb2.DownloadRequest) -> impo
     try:
         if saved.exists():
             return _range(node.files.facts(saved), meta)
-        rewrite = RangeRewrite.of(request.rewrite_rule, meta)
+        is_plain = request.request_type == import_sstpb_pb2.Keyspace and node.release.rewrites_plain_keys
+        rewrite = RangeRewrite.of(request.rewrite_rule, meta, is_plain=is_plain)
         temp.write_bytes(_fetch(node, request, temp))
         return _keep(node.files, temp, saved, rewrite, meta)
     except StorageFault as fault:
@@ -123,7 +50,7 @@ def download(node: StoreNode, request: import_sstpb_pb2.DownloadRequest) -> impo
     except UnreadableSst as error:
         state = f'Status {{ code: IoError, sub_code: None, sev: NoError, state: "{error}" }}'
         raise DownloadFault(f"Engine Engine({state})") from error
-    except WrongPrefix as error:
+    except RewriteFault as error:
         raise DownloadFault(str(error)) from error
     finally:
         temp.unlink(missing_ok=True)

@@ -74,6 +74,8 @@ class ServerVersion:
     """Stores refuse a reader's timestamp above PD's."""
     ends_on_future_ts = _Since(9)
     """Stores end themselves at a reader's timestamp far above PD's."""
+    rewrites_plain_keys = _Since(7, 1)
+    """Downloads of type ``Keyspace``; older versions do not read the type."""
     multiplexes = _Since(7, 3)
     """There is EventFeedV2 and Deregister; in older versions a Deregister counts as a Register."""
 

@@ -14,9 +14,10 @@ import pytest
 
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.feeds import feeding
-from tests.integration.playground.ssts import backup, files_of, local, rows_in
+from tests.integration.playground.ssts import backup, download, files_of, local, meta_for, rows_in
 from tests.support.playground_admin import PlaygroundAdmin
-from tikv_br.cluster.pb import cdcpb_pb2, keyspacepb_pb2, keyspacepb_pb2_grpc, kvrpcpb_pb2, pdpb_pb2
+from tests.support.txn import TxnClient, put
+from tikv_br.cluster.pb import cdcpb_pb2, import_sstpb_pb2, keyspacepb_pb2, keyspacepb_pb2_grpc, kvrpcpb_pb2, pdpb_pb2
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.sst.source import MemorySource
 from tikv_br.formats.sst.table import Table
@@ -199,6 +200,21 @@ def test_feeds_before_7_3(tmp_path: Path) -> None:
             feed.await_error(region.id, "duplicate_request")
             feed.register(region, request_id=2)
             feed.await_(lambda: feed.errors() == [(region.id, "duplicate_request")] * 2)
+
+
+@pytest.mark.parametrize(("version", "reads_type"), [("7.0", False), ("7.1", True)])
+def test_downloads_of_plain_keys(tmp_path: Path, version: str, reads_type: bool) -> None:
+    """Before 7.1 a download has no type, so a plain range is not that of the encoded keys."""
+    with running(tmp_path / "cluster", V2, stores=1, tikv_version=version) as client:
+        TxnClient(client).write(put(b"x\0\0\1key"))
+        storage = local(tmp_path / "backup")
+        asked = {"is_raw_kv": False, "start_key": b"x\0\0\1", "end_key": b"x\0\0\2", "storage_backend": storage}
+        [file] = files_of(backup(client, 1, end_version=client.playground.tso.next(), **asked))
+        region, span = client.region(b"k"), import_sstpb_pb2.Range(start=b"x\0\0\1key", end=b"x\0\0\1key\0")
+        meta = meta_for(client, region, range=span, cf_name=file.cf, length=file.size)
+        kind = import_sstpb_pb2.Keyspace
+        answer = download(client, meta, 1, name=file.name, storage_backend=storage, request_type=kind)
+        assert answer.is_empty != reads_type
 
 
 @pytest.mark.parametrize(("version", "dropped"), [("6.2", False), ("6.3", True)])

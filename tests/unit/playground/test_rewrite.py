@@ -7,19 +7,26 @@ from hypothesis import strategies as st
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.formats.keys import codec
 from tikv_br.formats.keys.codec import successor
-from tikv_br.playground.ingest import RangeRewrite, WrongPrefix
+from tikv_br.playground.rewrite import RangeRewrite, RewriteFault, WrongPrefix
 
 FROM, TO = b"r\0\0\0", b"r\0\x10\x92"
 KEYS = [codec.encode(FROM + name) + bytes(8) for name in (b"", b"a", b"long enough for groups", b"z")]
 
 
 def rewrite(
-    start: bytes = b"", end: bytes = b"", old: bytes = b"", new: bytes = b"", ts: int = 0, *, exclusive: bool = True
+    start: bytes = b"",
+    end: bytes = b"",
+    old: bytes = b"",
+    new: bytes = b"",
+    ts: int = 0,
+    *,
+    exclusive: bool = True,
+    is_plain: bool = False,
 ) -> RangeRewrite:
     """A rule on a range."""
     rule = import_sstpb_pb2.RewriteRule(old_key_prefix=old, new_key_prefix=new, new_timestamp=ts)
     meta = import_sstpb_pb2.SSTMeta(range=import_sstpb_pb2.Range(start=start, end=end), end_key_exclusive=exclusive)
-    return RangeRewrite.of(rule, meta)
+    return RangeRewrite.of(rule, meta, is_plain=is_plain)
 
 
 def test_without_a_rule_only_the_range_counts() -> None:
@@ -67,6 +74,36 @@ def test_the_successor_of_the_prefix_is_an_end() -> None:
     assert all(rule.keeps(key) for key in KEYS)
     with pytest.raises(WrongPrefix):
         rewrite(b"", b"r\0\x10\x93", FROM, TO, exclusive=False)
+
+
+TXN = b"x\0\0\2"
+
+
+@pytest.mark.parametrize(("old", "new"), [(b"", TXN), (FROM, TXN), (FROM, b"")])
+def test_prefixes_of_plain_keys(old: bytes, new: bytes) -> None:
+    """Those of type ``Keyspace`` have any length; the range is of the target's plain keys, and its end may be the prefix's successor."""
+    rule = rewrite(new + b"a", new + b"m", old, new, is_plain=True)
+    keys = [codec.encode(old + name) + bytes(8) for name in (b"", b"a", b"long enough for groups", b"m", b"z")]
+    assert [rule.keeps(key) for key in keys] == [False, True, True, False, False]
+    assert rule.apply(keys[2]) == codec.encode(new + b"long enough for groups") + bytes(8)
+    assert all(rewrite(b"", successor(new), old, new, is_plain=True).keeps(key) for key in keys)
+
+
+def test_ranges_in_the_other_form() -> None:
+    """Encoded bounds of plain prefixes, and the reverse: rows are lost, or those of the next region come in; or the bound is refused."""
+    keys = [codec.encode(FROM + name) + bytes(8) for name in (b"\0", b"m")]
+    encoded = rewrite(codec.encode(TXN + b"\0"), codec.encode(TXN + b"m"), FROM, TXN, is_plain=True)
+    assert [encoded.keeps(key) for key in keys] == [False, True]
+    plain = rewrite(TXN + b"\0", TXN + b"m", FROM, TXN)
+    assert [plain.keeps(key) for key in keys] == [True, False]
+    with pytest.raises(WrongPrefix, match="SST end range has wrong prefix"):
+        rewrite(b"", codec.encode(successor(TXN)), FROM, TXN, is_plain=True)
+
+
+def test_plain_prefixes_need_encoded_keys() -> None:
+    """A file of raw keys of V1 cannot be rewritten so."""
+    with pytest.raises(RewriteFault, match="Codec error"):
+        rewrite(new=TXN, is_plain=True).apply(b"raw key of V1" + bytes(8))
 
 
 def test_a_new_timestamp() -> None:
