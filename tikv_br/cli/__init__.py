@@ -20,12 +20,12 @@ Modules, in reading order:
 - main: the entry point, the table of commands, errors and exit codes
 - command: how a command is declared, and imported only when it runs
 - help: groups of options, and which of them only ``--help-all`` shows; help_cmd: ``help``
-- shared: flags that commands share; backup_flags: storage and backups; key_flags: keys and ranges; kinds: durations, sizes, rates
+- shared: flags that commands share; backup_flags: storage and backups; point_flags: log archives and times; key_flags: keys and ranges; kinds: durations, sizes, rates
 - settings: the config file
 - output: results as text or JSON lines; keys, sizes, durations and tables as text
 - log: the log on stderr or in a file
 - progress: progress displays
-- backup_cmd, restore_cmd, verify_cmd, diff_cmd, check_cmd: the commands of those names
+- backup_cmd, restore_cmd, verify_cmd, diff_cmd, check_cmd: the commands of those names; summaries: what backups and restores show
 - backups_cmd: ``list``, ``pin``, ``unpin``, ``prune``, ``abort`` and ``unlock``; show_cmd: ``show`` and ``cat``
 - sync_options: flags of syncs, captures and changefeeds
 - sync_view: status of running syncs

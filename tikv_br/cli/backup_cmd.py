@@ -12,21 +12,17 @@ import typer
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.key_flags import RangesFlags
-from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, reporting
+from tikv_br.cli.output import KeyForm, reporting
+from tikv_br.cli.point_flags import ALLOW_INEXACT, LogSourceFlags, parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
-from tikv_br.cluster.timestamps import show_ts
+from tikv_br.cli.summaries import backup_figures, show_backup
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.report.facts import counted
 
 if TYPE_CHECKING:
     from tikv_br.dataflow.options import BackupOptions, Loss
-    from tikv_br.dataflow.plan import Interval
-    from tikv_br.dataflow.run import BackupReport, BackupSummary
+    from tikv_br.dataflow.run import BackupReport
     from tikv_br.progress_events import Reporter
-
-PLAN_ROWS = 20
-"""Intervals of a plan that people are shown; JSON has them all."""
 
 DST_API_VERSION = partial(flag, None, "API version of the backup (default: the cluster's).", shared=True)
 KEYSPACES = partial(
@@ -148,8 +144,8 @@ def backup_raw(flags: RawBackupFlags) -> None:
             options = replace(options, storage=dated_location(options.storage, reporter, dry_run=options.dry_run))
             draft.place = options.storage
             done = _back_up(options, flags, reporter)
-        draft.done(asdict(done.summary), _figures(done.summary, age=False))
-    _render(flags.out, done)
+        draft.done(asdict(done.summary), backup_figures(done.summary, age=False))
+    show_backup(flags.out, done)
 
 
 def _back_up(options: BackupOptions, flags: RawBackupFlags, reporter: Reporter) -> BackupReport:
@@ -173,11 +169,11 @@ class MergeFlags(backup_flags.BackupFlags):
         "found and merged too.",
         metavar="URL",
     )
-    log: backup_flags.LogSourceFlags
+    log: LogSourceFlags
     until: str = flag(
         "latest", "Time of the new backup: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
     )
-    allow_inexact: bool = backup_flags.ALLOW_INEXACT()
+    allow_inexact: bool = ALLOW_INEXACT()
     file_format: Literal["sst", "parquet"] = flag("sst", "Format of the files: sst or parquet.")
     compression: Literal["zstd", "lz4", "snappy", "none"] = COMPRESSION()
     compression_level: int = COMPRESSION_LEVEL()
@@ -190,7 +186,7 @@ class MergeFlags(backup_flags.BackupFlags):
 @command("backup merge", example="s3://backups/monday --log s3://backups/log --storage s3://backups/tuesday")
 def merge_backups(flags: MergeFlags, context: typer.Context) -> None:
     """Make a full backup from a full backup, its incremental backups and a log archive, without access to the cluster (API V2)."""
-    log, ts = flags.log.source(flags.storage_flags), backup_flags.parse_ts_or_latest(flags.until, "--until")
+    log, ts = flags.log.source(flags.storage_flags), parse_ts_or_latest(flags.until, "--until")
     from tikv_br.backup.merge import MergeOptions, merge_backup
     from tikv_br.backupset.files import FileKind
     from tikv_br.cluster.config import ClusterConfig
@@ -214,7 +210,7 @@ def merge_backups(flags: MergeFlags, context: typer.Context) -> None:
     )
     with progress_display(flags.out) as display:
         done = merge_backup(wanted, display)
-    _render(flags.out, done)
+    show_backup(flags.out, done)
 
 
 def _parse_forms(flags: RawBackupFlags) -> tuple[KeyForm | None, str]:
@@ -236,82 +232,3 @@ def _parse_losses(text: str) -> frozenset[Loss]:
         return frozenset(Loss(word.strip()) for word in text.split(",") if text)
     except ValueError:
         raise UsageError(f"--allow-loss {text!r} is not valid: pass one or more of {', '.join(Loss)}") from None
-
-
-def _render(out: Output, report: BackupReport) -> None:
-    if report.summary.dry_run:
-        _render_plan(out, report.plan)
-    out.result("summary", asdict(report.summary), _text(report.summary))
-
-
-def _render_plan(out: Output, plan: list[Interval]) -> None:
-    intervals = [
-        {"start": part.span.start.hex(), "end": part.span.end.hex(), "bytes": part.size, "regions": part.regions}
-        for part in plan
-    ]
-    total, regions = sum(part.size for part in plan), sum(part.regions for part in plan)
-    out.result("plan", {"tasks": len(plan), "regions": regions, "approximate_bytes": total, "intervals": intervals})
-    rows = [
-        (part.span.start.hex() or "-", part.span.end.hex() or "-", _about(part.size, part.regions), f"{part.regions}")
-        for part in plan[:PLAN_ROWS]
-    ]
-    out.table(
-        ("start", "end", "about", "regions"),
-        rows,
-        title=f"{counted(len(plan), 'task')} over {counted(regions, 'region')}",
-    )
-
-
-def _about(size: int, regions: int) -> str:
-    """A size as PD knows it: in MiB, at least one for each region."""
-    return f"{'at most ' if size <= regions << 20 else ''}{human_bytes(size)}"
-
-
-def _text(summary: BackupSummary) -> str:
-    if summary.dry_run:
-        return f"Nothing was written (dry run); engine {summary.engine} ({summary.engine_reason})"
-    return listed("Raw backup success summary", _figures(summary))
-
-
-def _figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str]]:
-    """Return the figures of the summary, with the Go tool's names if it has them; for a dry run, those of the plan."""
-    if summary.dry_run:
-        return [("total-ranges", _ranges(summary)), ("engine", f"{summary.engine} ({summary.engine_reason})")]
-    return [
-        ("total-take", human_seconds(summary.seconds)),
-        ("total-kv", f"{summary.total_kvs:,}"),
-        ("total-kv-size", human_bytes(summary.total_bytes)),
-        ("average-speed", f"{human_bytes(summary.average_speed)}/s"),
-        ("backup-data-size", human_bytes(summary.backup_size)),
-        ("total-ranges", _ranges(summary)),
-        ("files", f"{summary.files:,}"),
-        (
-            "backup-ts",
-            show_ts(summary.backup_ts, age=age) if summary.backup_ts else "none (the cluster has no timestamps)",
-        ),
-        ("engine", f"{summary.engine} ({summary.engine_reason})"),
-        ("executor", f"{summary.executor} ({summary.executor_reason})"),
-        ("api-version", f"{summary.api_version} -> {summary.dst_api_version}"),
-        ("lost", _lost(summary)),
-        ("checksum", f"{summary.crc64xor:016x}{_compared(summary)}"),
-        ("storage", summary.storage),
-    ]
-
-
-def _lost(summary: BackupSummary) -> str:
-    """Return the counts of what the conversion dropped; empty if nothing."""
-    counts = ((summary.dropped_ttls, "expiries"), (summary.dropped_tombstones, "tombstones"))
-    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
-
-
-def _compared(summary: BackupSummary) -> str:
-    """Return the number of ranges compared with the cluster; empty if the backup did not compare."""
-    if not summary.compared_ranges + summary.changed_ranges:
-        return ""
-    changed = f"; {summary.changed_ranges:,} changed while the backup ran and could not be compared"
-    return f" ({summary.compared_ranges:,} ranges compared with the cluster{changed if summary.changed_ranges else ''})"
-
-
-def _ranges(summary: BackupSummary) -> str:
-    earlier = f" ({summary.resumed_ranges:,} by an earlier run)" if summary.resumed_ranges else ""
-    return f"{summary.ranges:,}{earlier}"

@@ -1,4 +1,4 @@
-"""Flags of storage, backups and log archives, and how a backup is chosen."""
+"""Flags of storage and backups, and how a backup is chosen."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import typer
 
 from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import REQUIRED, Flags, argument, build, flag, given
-from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.storage.cloud_options import AzureOptions, CloudFlags, GcsOptions, S3Options
 from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.url import StorageLocation, parse
 
 if TYPE_CHECKING:
-    from tikv_br.archive.log import LogSource
     from tikv_br.backupset.backup_set import BackupSet
     from tikv_br.backupset.index import Index, ListedBackup
 
@@ -116,35 +114,6 @@ class StorageFlags(Flags, shared=True, prefix="crypter."):
         """As `S3Flags.locate`, with the encryption key. Raises `UsageError`."""
         key = shared.secret_of("--crypter.key", self.key, self.key_file)
         return replace(self.s3.locate(url), crypter=Crypter.of(self.method, key))
-
-
-ALLOW_INEXACT = partial(
-    flag,
-    False,
-    "Accept a time at which the log lacks versions, because the CDC stream was interrupted: keys that were overwritten then may get "
-    "an older value, or be missing.",
-)
-
-
-LOG_ID = partial(flag, "default", "Name of the log archive (see `tikv-br log start --log-id`).", metavar="NAME")
-
-
-class LogSourceFlags(Flags):
-    log: str = flag("", f"Log archive to use with the backup: {URLS}.", metavar="URL")
-    log_id: str = LOG_ID()
-
-    def source(self, storage: StorageFlags) -> LogSource | None:
-        """The log, if there is one. Raises `UsageError`."""
-        if not self.log:
-            return None
-        from tikv_br.archive.log import LogSource
-
-        return LogSource(storage.locate(self.log), self.log_id)
-
-
-def parse_ts_or_latest(text: str, name: str) -> int:
-    """As `parse_ts`; 0 = ``latest``. Raises `UsageError`."""
-    return 0 if text == "latest" else parse_ts(text, name)
 
 
 class BackupFlags(shared.CommandFlags):

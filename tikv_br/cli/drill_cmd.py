@@ -16,6 +16,7 @@ from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.backup_cmd import DST_API_VERSION, KEYSPACES, SAFE_INTERVAL
 from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed
+from tikv_br.cli.point_flags import LogSourceFlags, parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import UsageError
@@ -142,7 +143,7 @@ class DrillTargetFlags(Flags):
 class DrillPointFlags(Flags):
     """The time that --scenario point-in-time restores."""
 
-    source: backup_flags.LogSourceFlags
+    source: LogSourceFlags
     within: float = flag(
         "6h", "Choose a random time at most this long before the newest restorable time.", kind=kinds.TIME
     )
@@ -167,7 +168,7 @@ class DrillPointFlags(Flags):
             return None
         from tikv_br.drill.options import PointChoice
 
-        ts = backup_flags.parse_ts_or_latest(self.until, "--until") if self.until else None
+        ts = parse_ts_or_latest(self.until, "--until") if self.until else None
         return PointChoice(log, ts, self.within, self.compare_source)
 
 

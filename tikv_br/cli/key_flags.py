@@ -53,11 +53,34 @@ class RangeFlags(KeyFormatFlags):
 
     def key_range(self) -> KeyRange:
         """The range of user keys. Raises `UsageError`."""
-        return read_range(self.start, self.end, self.form)
+        return read_range(*self.bounds(), self.form)
 
     def notice(self, reporter: Reporter) -> None:
         """Report keys that are hex as well, in commands that read keys as hex before."""
-        notice_ambiguous(reporter, self.key_format, [("--start", self.start), ("--end", self.end)])
+        notice_ambiguous(reporter, self.key_format, zip(("--start", "--end"), self.bounds(), strict=True))
+
+    def bounds(self) -> tuple[str, str]:
+        """Start and end as they are written. Raises `UsageError`."""
+        return self.start, self.end
+
+
+class OneRangeFlags(RangeFlags):
+    """One range of keys, as ``--range`` or as ``--start`` and ``--end``."""
+
+    span: str = flag(
+        "",
+        "Key range: START (inclusive) to END (exclusive); either may be empty; a colon of a key is \\x3a.",
+        "--range",
+        metavar="START:END",
+    )
+
+    def bounds(self) -> tuple[str, str]:
+        """As `RangeFlags.bounds`."""
+        if not self.span:
+            return self.start, self.end
+        if self.start or self.end:
+            raise UsageError("--range cannot be combined with --start and --end", hint="Pass one of them.")
+        return split_range(self.span, self.form)
 
 
 def notice_ambiguous(reporter: Reporter, form: KeyForm | None, texts: Iterable[tuple[str, str]]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, label, quote, read_key
+from tikv_br.cli.point_flags import parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import FollowFlags, follow_feed
 from tikv_br.cli.sync_options import (
@@ -227,7 +228,7 @@ def changes(flags: LogChangesFlags) -> None:
     key = read_key(flags.key, flags.form, "KEY")
     first = parse_ts(flags.since, "--since") if flags.since else 0
     archive = flags.open()
-    last = backup_flags.parse_ts_or_latest(flags.until, "--until") or MAX_TS
+    last = parse_ts_or_latest(flags.until, "--until") or MAX_TS
     found = changes_of(archive, key, first, last)
     rows = []
     for each in found:
@@ -300,7 +301,7 @@ def compact_log(flags: LogCompactFlags) -> None:
         CompactionOptions,
         storage=flags.location,
         log_id=flags.log_id,
-        until_ts=backup_flags.parse_ts_or_latest(flags.until, "--until"),
+        until_ts=parse_ts_or_latest(flags.until, "--until"),
         rate_limit=flags.ratelimit,
         spark_settings=flags.tasks.spark_settings(),
     )

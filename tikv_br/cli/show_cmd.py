@@ -12,6 +12,7 @@ import typer
 from tikv_br.cli import backup_flags, key_flags
 from tikv_br.cli.command import argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, label, picked, quote, read_key
+from tikv_br.cli.point_flags import LogSourceFlags
 from tikv_br.cluster.timestamps import show_time, show_ts
 from tikv_br.errors import KeyNotFound, UsageError
 from tikv_br.formats.keys.codec import MAX_KEYSPACE
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 class ShowFlags(backup_flags.ChosenBackupFlags):
     view: Literal["summary", "ranges", "files"] = flag("summary", "Part of the backup to show.")
-    source: backup_flags.LogSourceFlags
+    source: LogSourceFlags
 
 
 @command("show", example="s3://backups/monday --view files")

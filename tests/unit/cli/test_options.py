@@ -24,11 +24,12 @@ from tikv_br.cli.backup_flags import AzblobFlags, GcsFlags, S3Flags
 from tikv_br.cli.command import Flags, leaves
 from tikv_br.cli.diff_cmd import DiffFlags
 from tikv_br.cli.drill_cmd import GoalFlags
+from tikv_br.cli.key_flags import OneRangeFlags
 from tikv_br.cli.kinds import RATE, SIZE, TIME, parse_duration, parse_rate_limit, parse_size
 from tikv_br.cli.load_cmd import BulkLoadFlags
 from tikv_br.cli.log_cmd import LogCompactFlags
 from tikv_br.cli.main import app
-from tikv_br.cli.restore_cmd import RawRestoreFlags, RestoreRangeFlags
+from tikv_br.cli.restore_cmd import RawRestoreFlags
 from tikv_br.cli.verify_cmd import VerifyFlags
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.options import DiffOptions
@@ -174,22 +175,22 @@ def test_there_are_numeric_options() -> None:
 )
 def test_a_restore_takes_a_range(span: str, bounds: tuple[bytes, bytes]) -> None:
     """As a backup does: the same as --start and --end, which cannot be there too."""
-    assert RestoreRangeFlags(span=span).key_range() == KeyRange(*bounds)
+    assert OneRangeFlags(span=span).key_range() == KeyRange(*bounds)
     with pytest.raises(UsageError, match="cannot be combined"):
-        RestoreRangeFlags(span=span, start="a").key_range()
+        OneRangeFlags(span=span, start="a").key_range()
 
 
 @pytest.mark.parametrize("span", ["a", "b:a", "hex:6b", "a:b:c"])
 def test_a_restore_refuses_what_is_no_range(span: str) -> None:
     """Without an end, empty or ambiguous."""
     with pytest.raises(UsageError):
-        RestoreRangeFlags(span=span).key_range()
+        OneRangeFlags(span=span).key_range()
 
 
 def test_a_key_of_a_range_that_is_hex_too_is_noted() -> None:
     """As a key of --start."""
     noted: list[object] = []
-    RestoreRangeFlags(span="1000:2000").notice(noted.append)
+    OneRangeFlags(span="1000:2000").notice(noted.append)
     assert len(noted) == 2
     assert "1000" in str(noted[0])
 
