@@ -26,6 +26,7 @@ from tests.e2e.command import PROGRAM, environment
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.playground.launcher import Home
 
 BENCH = "initial load"
@@ -108,7 +109,7 @@ def _load(live: LiveCluster, servers: int, folder: Path, subject: str, table: Pa
     if process.returncode:
         raise SystemExit(f"{command}: exit code {process.returncode}")
     busy = _seconds(servers) - before
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     shutil.rmtree(folder / "staging", ignore_errors=True)
     return Load(wall, watch.seconds, busy)
 

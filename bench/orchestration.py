@@ -20,6 +20,7 @@ from bench.harness import Figure, Goal, Scale, Spread
 from bench.playgrounds import together
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 BENCH = "orchestration"
 MIB = 1 << 20
@@ -94,7 +95,7 @@ def _fill(source: LiveCluster, regions: int) -> None:
 
 def _clear(target: LiveCluster) -> None:
     """Leave the target as it was: empty, and one region."""
-    target.raw().delete_range(b"", b"")
+    target.raw().delete_range(EVERY_KEY)
     regions = target.regions()
     for region in regions[1:]:
         target.run("merge", source=region["id"], target=regions[0]["id"])

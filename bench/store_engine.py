@@ -17,6 +17,7 @@ from bench.harness import Figure, Scale, Spread
 from tests.e2e.command import succeed
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 BENCH = "store engine"
 VALUE_SIZE, REGIONS, STORES = 100, 12, 3
@@ -35,7 +36,7 @@ def figures(scale: Scale) -> Iterator[Figure]:
             backup = ("backup", "raw", "-u", source.pd, "-s", place, "--dst-api-version", "v2", "--engine", "store")
             taken["backup"].append(_timed(source, *backup))
             taken["restore"].append(_timed(target, "restore", "raw", "-u", target.pd, "-s", place))
-            target.raw().delete_range(b"", b"")
+            target.raw().delete_range(EVERY_KEY)
             shutil.rmtree(folder / f"backup-{number}")
     for command, runs in taken.items():
         yield from _figures(f"{command}, {scale.store_rows:,} rows", runs)

@@ -29,6 +29,7 @@ from tikv_br.errors import (
     UsageError,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings
 
@@ -55,7 +56,7 @@ def v2(v2_cluster: LiveCluster) -> Iterator[LiveCluster]:
     """Return the V2 cluster, empty: what a test writes is gone after it."""
     yield v2_cluster
     for keyspace in (0, OTHER_KEYSPACE):
-        v2_cluster.raw(keyspace).delete_range(b"", b"")
+        v2_cluster.raw(keyspace).delete_range(EVERY_KEY)
 
 
 @pytest.mark.core("spark")

@@ -20,6 +20,7 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -183,10 +184,10 @@ def test_the_examples_of_help(tmp_path: Path) -> None:
             reach(source, tmp_path / "backups" / "log")
         for time in ("2026-05-02T14:31:00Z", "2026-05-02T00:00:00Z", "2026-04-02T00:00:00Z"):
             shell.places[time] = str(middle)
-        target.raw().delete_range(b"", b"")
+        target.raw().delete_range(EVERY_KEY)
         shell.run(*LOG)
         assert contents(target) == rows | {b"user:7": b"Hopper"}
-        target.raw().delete_range(b"", b"")
+        target.raw().delete_range(EVERY_KEY)
         shell.places["3fa2"] = tikv_br("list", "-s", f"{tmp_path}/backups", "--output", "json").last["id"][:4]
         shell.run(*REST)
         assert contents(target) == {b"a": b"1", b"b": b"2"}

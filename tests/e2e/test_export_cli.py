@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.command import succeed, tikv_br
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 ROWS = {"name": "Zoë", "quote": 'say "hi", twice', "lines": "1\n2", "empty": ""}
 PAIRS = {key.encode(): value.encode() for key, value in ROWS.items()}
@@ -35,7 +36,7 @@ def test_round_trip_as_csv(live: LiveCluster, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {row["key"]: row["value"] for row in rows} == ROWS
     assert {row["expire_ts"] for row in rows} == {""}
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     succeed("raw", "import", str(place / "part-00000.csv"), "--pd", live.pd)
     assert contents(live) == PAIRS
     refused = tikv_br("export", "raw", "--pd", live.pd, "-s", str(place), "--output", "json")

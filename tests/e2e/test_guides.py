@@ -26,6 +26,7 @@ from tests.support.tools import ROOT
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -186,7 +187,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def clear(live: LiveCluster) -> None:
     """Remove all rows of the keyspaces that the guides use."""
     for keyspace in (0, 7, 12):
-        live.raw(keyspace).delete_range(b"", b"")
+        live.raw(keyspace).delete_range(EVERY_KEY)
 
 
 def test_backup(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_undo_delete(source: LiveCluster, places: dict[str, str], tmp_path: Path
     with Page("restore", tmp_path, since="Undo a mass delete", **places, A="key050", B="key150") as page:
         url = page.backup(source)
         source.raw().batch_delete(list(ROWS)[:100])
-        source.raw().delete_range(b"key100", b"z")
+        source.raw().delete_range(KeyRange(b"key100", b"z"))
         page.run("restore raw")
         assert contents(source) == ROWS
         page.run("verify")

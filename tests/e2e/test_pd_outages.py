@@ -16,6 +16,7 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.errors import Terminated
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROWS = {b"key%05d" % number: b"value" * 20 for number in range(400)}
@@ -86,7 +87,7 @@ def test_a_restore_without_pd_ends_at_a_signal(live: LiveCluster, gone: object, 
     """Its limit is lifted without PD, which is not needed to know the stores."""
     place = ("-s", f"local://{tmp_path}/b", "--executor", "driver")
     succeed("backup", "raw", *place, "--pd", live.pd, "--safe-interval", "0s")
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     live.fail("Ingest", SLOW, count=-1)
     options = (*place, "--concurrency", "1", "--ratelimit", "100")
     said = end_by_signal(live, gone, lambda: calls(live, "Ingest") > 2, "restore", "raw", *options)

@@ -19,6 +19,7 @@ from tests.support.tools import PREVIOUS, ROOT, unpack_golden
 from tests.support.waiting import eventually
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 SOURCE_ID, TARGET_ID = 7000000000000000001, 7000000000000000002
 ROWS = {b"key%04d" % number: (b"value %d " % number) * 4 for number in range(120)}
@@ -57,7 +58,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 @pytest.fixture(autouse=True)
 def emptied(target: LiveCluster) -> None:
     """No rows in the target."""
-    target.raw().delete_range(b"", b"")
+    target.raw().delete_range(EVERY_KEY)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import ChecksumMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -73,7 +74,7 @@ def other(second: LiveCluster) -> LiveCluster:
 
 def delete_rows(cluster: LiveCluster) -> LiveCluster:
     """Put all rows, and delete them by RawDelete and RawBatchDelete, which leave tombstones."""
-    cluster.raw().delete_range(b"", b"")
+    cluster.raw().delete_range(EVERY_KEY)
     load(cluster, ROWS)
     keys = sorted(ROWS)
     for key in keys[:20]:
@@ -109,7 +110,7 @@ def test_deleted_rows_come_back(live: LiveCluster, backup: str, flags: tuple[str
 
 def test_rows_of_a_deleted_range_come_back(live: LiveCluster, backup: str) -> None:
     """RawDeleteRange leaves no tombstones: the same command."""
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     assert restore(live, backup).code == 0
     assert contents(live) == ROWS
 

@@ -29,6 +29,7 @@ from tikv_br.errors import ApiVersionMismatch, ClusterError, ClusterUnfit, Reque
 from tikv_br.formats import rawscan
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 CLUSTERS = {"v1": ApiVersion.V1, "v1ttl": ApiVersion.V1TTL, "v2": ApiVersion.V2}
 
@@ -132,8 +133,8 @@ def test_every_recorded_error_text_has_a_class(recording: Recording, version: Ap
         "RawDelete": lambda: raw.delete(b"k"),
         "RawBatchPut": lambda: raw.batch_put({b"k": b"v"}),
         "RawBatchDelete": lambda: raw.batch_delete([b"k"]),
-        "RawDeleteRange": lambda: raw.delete_range(b"a", b"b"),
-        "RawChecksum": lambda: raw.checksum(b"a", b"b"),
+        "RawDeleteRange": lambda: raw.delete_range(KeyRange(b"a", b"b")),
+        "RawChecksum": lambda: raw.checksum(KeyRange(b"a", b"b")),
         "RawCompareAndSwap": lambda: compare_and_swap(raw, b"k", None, b"v"),
     }
     found = 0
@@ -164,7 +165,7 @@ def test_recorded_gets_and_checksums(recording: Recording, version: ApiVersion, 
                 expected = None if form.get("not_found") else decoded(form.get("value", ""))
                 assert raw.get(b"k") == expected
             else:
-                found = raw.checksum(b"a", b"b")
+                found = raw.checksum(KeyRange(b"a", b"b"))
                 numbers = [int(form.get(name, 0)) for name in ("checksum", "total_kvs", "total_bytes")]
                 assert [found.crc64xor, found.total_kvs, found.total_bytes] == numbers
 

@@ -21,7 +21,7 @@ from tikv_br.cluster.timestamps import minus_seconds, physical_ms
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.errors import SafePointError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 
 @pytest.fixture(scope="module", params=list(ApiVersion), ids=lambda version: version.label)
@@ -51,7 +51,7 @@ def live(shared: LiveCluster) -> Iterator[LiveCluster]:
 def rows(live: LiveCluster) -> dict[bytes, bytes]:
     """Three thousand rows over six regions or more, and nothing else."""
     raw = live.raw()
-    raw.delete_range(b"", b"")
+    raw.delete_range(EVERY_KEY)
     found = {b"%c%05d" % (at % 250, at): b"v%d" % at for at in range(3000)}
     raw.batch_put(found)
     return found
@@ -86,7 +86,7 @@ def test_random_work_agrees_with_a_dictionary(any_version: LiveCluster) -> None:
     """Puts, deletes, swaps and range deletes of random keys leave what a dictionary holds after the same."""
     chance = random.Random(4)
     raw = any_version.raw()
-    raw.delete_range(b"", b"")
+    raw.delete_range(EVERY_KEY)
     model: dict[bytes, bytes] = {}
 
     def key() -> bytes:
@@ -107,7 +107,7 @@ def test_random_work_agrees_with_a_dictionary(any_version: LiveCluster) -> None:
         doomed = [key() for _ in range(5)]
         raw.batch_delete(doomed)
         start, end = sorted([key(), key()])
-        raw.delete_range(start, end)
+        raw.delete_range(KeyRange(start, end))
         model = {k: v for k, v in model.items() if k not in doomed and not start <= k < end}
     assert scanned(raw) == model
     assert raw.batch_get([*model, b"nosuch"]) == model
@@ -175,7 +175,7 @@ def test_a_store_that_dies_during_a_scan_is_replaced(live: LiveCluster, rows: di
 def test_writes_survive_a_store_that_dies_and_returns(live: LiveCluster) -> None:
     """A batch put over all regions, with a store killed on the way and back a second later, is whole."""
     raw = live.raw()
-    raw.delete_range(b"", b"")
+    raw.delete_range(EVERY_KEY)
     live.run("scatter")
     victim = live.store_ids[0]
     live.fail("RawBatchPut", {"kill_store": {}}, store_id=victim)

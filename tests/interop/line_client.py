@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from tests.support.raw_calls import CompareAndSwapResult
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 SCAN_LIMIT = 10_240
 """Rows that client-go returns at most for one call."""
@@ -111,9 +112,9 @@ class LineClient(LineProgram):
         """Remove keys."""
         self._ask("batch_delete", keys=list(keys))
 
-    def delete_range(self, start: bytes, end: bytes) -> None:
-        """Remove all of [start, end)."""
-        self._ask("delete_range", start=start, end=end)
+    def delete_range(self, span: KeyRange) -> None:
+        """Remove all of a range."""
+        self._ask("delete_range", start=span.start, end=span.end)
 
     def scan(
         self, start: bytes = b"", end: bytes = b"", limit: int = SCAN_LIMIT, *, keys_only: bool = False
@@ -134,9 +135,9 @@ class LineClient(LineProgram):
         answer = self._ask("cas", key=key, previous=previous, value=value)
         return CompareAndSwapResult(answer["swapped"], _bytes(answer["previous"]))
 
-    def checksum(self, start: bytes = b"", end: bytes = b"") -> Checksum:
-        """The servers' checksum over [start, end)."""
-        return Checksum(**self._ask("checksum", start=start, end=end))
+    def checksum(self, span: KeyRange = EVERY_KEY) -> Checksum:
+        """The servers' checksum over a range."""
+        return Checksum(**self._ask("checksum", start=span.start, end=span.end))
 
 
 class TxnLineClient(LineProgram):

@@ -17,6 +17,7 @@ from tests.support.raw_calls import CompareAndSwapResult, compare_and_swap
 from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions, Loss
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation
@@ -64,7 +65,7 @@ def load(live: LiveCluster, client_go: Connect, version: ApiVersion) -> Loaded:
     go.batch_put_with_ttls(lasting)
     go.delete(b"row-gone")
     go.batch_delete([b"rox1"])
-    go.delete_range(b"rox", b"roy")
+    go.delete_range(KeyRange(b"rox", b"roy"))
     now = time.time()
     expiries = {key: ttl and now + ttl for key, _, ttl in lasting}
     return Loaded(live, go, data, expiries)
@@ -99,8 +100,9 @@ def test_both_read_the_same(loaded: Loaded) -> None:
 def test_checksums_agree(loaded: Loaded) -> None:
     """client-go's checksum of the whole and of parts is ours, region by region as we count it."""
     live, go = loaded.live, loaded.go
-    for start, end in ((b"", b""), (b"row00099", b"row00300"), (b"\1", b"\1\0"), (b"\xfe", b"")):
-        assert go.checksum(start, end) == live.raw().checksum(start, end)
+    for ends in ((b"", b""), (b"row00099", b"row00300"), (b"\1", b"\1\0"), (b"\xfe", b"")):
+        span = KeyRange(*ends)
+        assert go.checksum(span) == live.raw().checksum(span)
     assert go.checksum().total_kvs == len(loaded.rows)
 
 
@@ -117,9 +119,9 @@ def test_it_reads_and_deletes_what_we_write(loaded: Loaded) -> None:
     assert go.compare_and_swap(b"zz-cas", b"1", b"") == CompareAndSwapResult(True, b"1")
     assert go.compare_and_swap(b"zz-cas", b"1", b"2") == CompareAndSwapResult(False, b"")
     assert compare_and_swap(raw, b"zz-cas", b"", b"3").succeeded
-    go.delete_range(b"zz-", b"zz-050")
-    assert raw.checksum(b"zz-", b"zz.").total_kvs == 51
-    raw.delete_range(b"zz-050", b"zz.")
+    go.delete_range(KeyRange(b"zz-", b"zz-050"))
+    assert raw.checksum(KeyRange(b"zz-", b"zz.")).total_kvs == 51
+    raw.delete_range(KeyRange(b"zz-050", b"zz."))
     assert go.scan(b"zz-", b"zz.") == []
 
 
@@ -174,4 +176,4 @@ def test_it_reads_what_we_restore(
         go.put(b"row00001", b"after the restore")
         assert go.get(b"row00001") == b"after the restore"
     finally:
-        restored.raw().delete_range(b"", b"")
+        restored.raw().delete_range(EVERY_KEY)

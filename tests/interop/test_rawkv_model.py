@@ -19,6 +19,7 @@ from tests.support.raw_calls import CompareAndSwapResult, compare_and_swap, put_
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 TOLERANCE = 120
 """Seconds between what a TTL should be and is: the time between two steps on a slow machine."""
@@ -109,7 +110,7 @@ class RawKv(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """Empty the cluster; its regions stay as the example before has left them."""
-        self.live.raw().delete_range(b"", b"")
+        self.live.raw().delete_range(EVERY_KEY)
 
     @rule(who=whom, key=keys, value=values, ttl=lifetimes)
     def put(self, who: str, key: bytes, value: bytes, ttl: int) -> None:
@@ -149,7 +150,7 @@ class RawKv(RuleBasedStateMachine):
     @rule(who=whom, ends=bounds)
     def delete_range(self, who: str, ends: list[bytes]) -> None:
         """Delete a range."""
-        self.clients[who].delete_range(*ends)
+        self.clients[who].delete_range(KeyRange(*ends))
         self.model.delete_range(*ends)
 
     @rule(who=whom, key=keys, previous=st.none() | values, value=values, right=st.booleans())
@@ -200,7 +201,7 @@ class RawKv(RuleBasedStateMachine):
     @rule(who=whom, ends=bounds)
     def checksum(self, who: str, ends: list[bytes]) -> None:
         """Checksum a part."""
-        assert self.clients[who].checksum(*ends) == self.model.checksum(*ends)
+        assert self.clients[who].checksum(KeyRange(*ends)) == self.model.checksum(*ends)
 
     @rule(key=keys)
     def split(self, key: bytes) -> None:

@@ -25,6 +25,7 @@ from tests.support.tools import find_tool
 from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation
@@ -97,7 +98,7 @@ def spaces(clusters: Clusters, stack: ExitStack) -> list[Space]:
     for space in loaders:
         space.rust.batch_put_with_ttls(with_ttls(space.data(), V2 if space.keyspace else V1))
         space.rust.delete(b"row-")
-        space.rust.delete_range(b"rox", b"roy")
+        space.rust.delete_range(KeyRange(b"rox", b"roy"))
     return [connect(stack, *place) for place in places]
 
 
@@ -141,8 +142,8 @@ def test_it_follows_our_writes(spaces: list[Space]) -> None:
         assert len(space.rust.scan(b"zz-", b"zz.")) == 20
         assert space.rust.compare_and_swap(b"zz-00", b"", b"1") == CompareAndSwapResult(True, b"")
         assert compare_and_swap(raw, b"zz-00", b"1", b"2").succeeded
-        space.rust.delete_range(b"zz-", b"zz.")
-        assert raw.checksum(b"zz-", b"zz.").total_kvs == 0
+        space.rust.delete_range(KeyRange(b"zz-", b"zz."))
+        assert raw.checksum(KeyRange(b"zz-", b"zz.")).total_kvs == 0
 
 
 def test_it_reads_what_we_restore(spaces: list[Space], clusters: Clusters, stack: ExitStack, tmp_path: Path) -> None:

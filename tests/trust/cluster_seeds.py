@@ -21,6 +21,7 @@ from tests.trust.soak import syncing
 from tests.trust.trouble import Trouble
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.checkpoint import ObjectCheckpoints
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -99,7 +100,7 @@ def run_seed(clusters: Clusters, seed: int) -> Tally:
     tally = Tally()
     rows = {key_of(number): b"%d of seed %d" % (number, seed) for number in range(KEYS)}
     clusters.source.raw()  # known before its PD has no leader: who makes the trouble asks it
-    clusters.target.raw().delete_range(b"", b"")
+    clusters.target.raw().delete_range(EVERY_KEY)
     gone = LONG_GONE if seed > QUICK and seed % LONG_EVERY == 0 else GONE
     pd_gone = PD_GONE if seed > QUICK and seed % LONG_EVERY == 1 else 0.0
     is_compared = seed > QUICK or seed % MIRROR_EVERY == 0

@@ -23,6 +23,7 @@ from tikv_br.errors import (
     StorageUnreachable,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 ROWS = hard_rows(count=60)
 REGIONS = 4
@@ -81,7 +82,7 @@ def _disarm(pair: Pair, dice: Dice) -> None:
 def run_seed(pair: Pair, seed: int) -> Tally:
     """Back up, verify and restore under faults, then see without them that all is as it should be."""
     tally, dice = Tally(), Dice(seed)
-    pair.target.raw().delete_range(b"", b"")
+    pair.target.raw().delete_range(EVERY_KEY)
     engine, mode = ("scan", "store")[seed % 2], ("ingest", "put")[seed // 2 % 2]
     with tempfile.TemporaryDirectory(prefix="storage-seed-") as folder:
         place = ("--storage", f"local://{folder}/backup")

@@ -6,6 +6,7 @@ is run again puts its rows again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -175,15 +176,15 @@ def compare_checksums(context: PutContext) -> None:
     Stores do not count rows that have expired: where there may be such, nothing is compared. Raises `ChecksumMismatch`.
     """
     client, codec = context.cluster.raw(context.codec.keyspace_id), context.codec
-    starts = [each.first_key for each in context.done]
-    ends = [*starts[1:], context.done[-1].last_key + b"\0"]
+    cuts = [*(each.first_key for each in context.done), context.done[-1].last_key + b"\0"]
+    parts = [KeyRange(*ends) for ends in itertools.pairwise(cuts)]
     with ThreadPoolExecutor(COMPARE_THREADS, thread_name_prefix="compare") as pool:
-        sums = list(pool.map(client.checksum, starts, ends))
+        sums = list(pool.map(client.checksum, parts))
     passed = context.cluster.clock.now() + CLOCK_SECONDS
     expiring = [0 < each.first_expiry <= passed for each in context.done]
-    for start, end, expected, found, skip in zip(starts, ends, context.done, sums, expiring, strict=True):
+    for part, expected, found, skip in zip(parts, context.done, sums, expiring, strict=True):
         if not skip and found != expected.rows:
-            span = KeyRange(codec.rpc_key(start), codec.rpc_key(end))
+            span = codec.rpc_range(part)
             raise ChecksumMismatch(
                 f"the target has {found.total_kvs:,} rows in {span} with checksum {found.crc64xor:016x}, expected are "
                 f"{expected.rows.total_kvs:,} with {expected.rows.crc64xor:016x}",

@@ -151,14 +151,14 @@ def delete_range(flags: DeleteRangeFlags) -> None:
     confirm = confirmation("raw delete-range", yes=flags.yes)
     bounds = f"from {quote(span.start, flags.range.form) or 'the beginning'} to {quote(span.end, flags.range.form) or 'the end'}"
     with flags.connected() as (cluster, client):
-        rows = client.checksum(span.start, span.end).total_kvs
+        rows = client.checksum(span).total_kvs
         if rows and (services := _followers(cluster)):
             log.warning(
                 "%s: what these syncs, changefeeds or logs write to keeps the rows, as a change feed has no deleted ranges",
                 ", ".join(services),
             )
         confirm(f"Delete {rows:,} rows {bounds}?")
-        client.delete_range(span.start, span.end)
+        client.delete_range(span)
     fields = {"start": span.start.hex(), "end": span.end.hex(), "total_kvs": rows}
     flags.out.result("delete_range", fields, f"Deleted {rows:,} rows {bounds}.")
 
@@ -192,7 +192,7 @@ def checksum(flags: RawRangeFlags) -> None:
     """Print the checksum of a range as the stores compute it. In API V2 it covers the 4-byte keyspace prefix of the keys."""
     span = flags.key_range()
     with flags.client() as client:
-        found = client.checksum(span.start, span.end)
+        found = client.checksum(span)
     fields = {"crc64xor": found.crc64xor, "total_kvs": found.total_kvs, "total_bytes": found.total_bytes}
     flags.out.result("checksum", fields)
     flags.out.pairs(

@@ -17,7 +17,7 @@ from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import UsageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 if TYPE_CHECKING:
     import grpc
@@ -145,18 +145,15 @@ class RawClient:
 
         self.column_writer().delete(columns.from_list(sorted(set(keys))))
 
-    def delete_range(self, start: bytes, end: bytes) -> None:
-        """Remove [start, end) with all versions, by RawDeleteRange. An empty end is unbounded.
-
-        Change feeds do not see it.
-        """
+    def delete_range(self, span: KeyRange) -> None:
+        """Remove a range of user keys with all versions, by RawDeleteRange. Change feeds do not see it."""
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> None:
             context.max_execution_duration_ms = self._execution_ms
             request = kvrpcpb_pb2.RawDeleteRangeRequest(context=context, start_key=start, end_key=end)
             check_answer(self._write(store, store.kv.RawDeleteRange, request))
 
-        walk = self.walk(start, end)
+        walk = self._walk(self.codec.rpc_range(span))
         while not walk.done:
             _, reached = walk.send_part(send, "RawDeleteRange")
             walk.advance(reached)
@@ -198,8 +195,8 @@ class RawClient:
         timed = self._ttl_with_tombstones(key)
         return timed is not None and timed.ttl == 0
 
-    def checksum(self, start: bytes = b"", end: bytes = b"") -> Checksum:
-        """The servers' checksum over the live pairs of [start, end), where an empty end is no end."""
+    def checksum(self, span: KeyRange = EVERY_KEY) -> Checksum:
+        """The servers' checksum over the live pairs of a range of user keys."""
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> Checksum:
             request = kvrpcpb_pb2.RawChecksumRequest(context=context)
@@ -209,7 +206,7 @@ class RawClient:
             return Checksum(answer.checksum, answer.total_kvs, answer.total_bytes)
 
         total = Checksum()
-        walk = self.walk(start, end)
+        walk = self._walk(self.codec.rpc_range(span))
         while not walk.done:
             part, reached = walk.send_part(send, "RawChecksum")
             total += part
@@ -222,14 +219,14 @@ class RawClient:
         """Pages of RPC keys and user values of the RPC range; see `scan.scan_pages`."""
         from tikv_br.cluster.scan import scan_pages
 
-        pages = scan_pages(self._walk_rpc(span), page_rows, key_only=key_only, rate_limit=rate_limit)
+        pages = scan_pages(self._walk(span), page_rows, key_only=key_only, rate_limit=rate_limit)
         return (page.split() for page in pages)
 
     def scan_raw_pages(self, span: KeyRange, rate_limit: RateLimit | None = None) -> Iterator[RawPage]:
         """The same pages as they came."""
         from tikv_br.cluster.scan import scan_pages
 
-        return scan_pages(self._walk_rpc(span), PAGE_ROWS, rate_limit=rate_limit)
+        return scan_pages(self._walk(span), PAGE_ROWS, rate_limit=rate_limit)
 
     def first_rpc_key(self, span: KeyRange) -> bytes | None:
         """The first RPC key of an RPC range; None when there is none. Unlike `scan_pages` it loads no kernels."""
@@ -237,7 +234,7 @@ class RawClient:
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
             return _one_key(store, kvrpcpb_pb2.RawScanRequest(context=context, start_key=start, end_key=end))
 
-        walk = self._walk_rpc(span)
+        walk = self._walk(span)
         while not walk.done:
             found, reached = walk.send_part(send, "RawScan")
             if found is not None:
@@ -245,8 +242,8 @@ class RawClient:
             walk.advance(reached)
         return None
 
-    def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """The last key of [start, end) according to the regions; None if there is none.
+    def last_key(self, span: KeyRange) -> bytes | None:
+        """The last key of a range of user keys; None if there is none.
 
         Of a range without end before V2 keys of ten and more leading 0xFF are overlooked: servers have no reverse scan
         from the very end.
@@ -259,18 +256,14 @@ class RawClient:
             return _one_key(store, request)
 
         last: bytes | None = None
-        walk = self.walk(start, end)
+        walk = self._walk(self.codec.rpc_range(span))
         while not walk.done:
             found, reached = walk.send_part(send, "RawScan")
             last = last if found is None else found
             walk.advance(reached)
         return None if last is None else self.codec.user_key(last)
 
-    def walk(self, start: bytes, end: bytes) -> RangeWalk:
-        """A cursor over a range of user keys, region by region."""
-        return self._walk_rpc(self.codec.rpc_range(KeyRange(start, end)))
-
-    def _walk_rpc(self, span: KeyRange) -> RangeWalk:
+    def _walk(self, span: KeyRange) -> RangeWalk:
         return RangeWalk(self._router, self.codec, self.cluster_id, span.start, span.end)
 
     def _on_key(self, key: bytes, send: Callable[[StoreClient, kvrpcpb_pb2.Context, bytes], T], what: str) -> T:

@@ -141,7 +141,7 @@ class BackupComparison:
         """The number of rows that the cluster has in a range."""
         codec = codec_of(self._api_version, span)
         wanted = codec.user_range(span)
-        return self._cluster.raw(codec.keyspace_id).checksum(wanted.start, wanted.end).total_kvs
+        return self._cluster.raw(codec.keyspace_id).checksum(wanted).total_kvs
 
     def _sides(self, part: FilePart) -> tuple[FileRows, ClusterSide, KeyRange]:
         rows, there = part.rows(self._store, self._api_version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,10 +53,10 @@ class ClusterSide:
         A store computes a checksum on one processor.
         """
         began = self.now()
-        starts, ends = (span.start, *cuts), (*cuts, span.end)
-        self._meter.checksums += len(starts)
-        with ThreadPoolExecutor(len(starts), thread_name_prefix="checksum") as pool:
-            sums = sum(pool.map(inherit(self.raw.checksum), starts, ends), start=Checksum())
+        parts = [KeyRange(*ends) for ends in itertools.pairwise((span.start, *cuts, span.end))]
+        self._meter.checksums += len(parts)
+        with ThreadPoolExecutor(len(parts), thread_name_prefix="checksum") as pool:
+            sums = sum(pool.map(inherit(self.raw.checksum), parts), start=Checksum())
         return RangeSums(sums, began - CLOCK_SECONDS, self.now() + CLOCK_SECONDS)
 
     def recorded(self, span: KeyRange) -> None:
@@ -69,10 +70,7 @@ class ClusterSide:
     def middle(self, span: KeyRange) -> bytes | None:
         """Half-way between the first and the last key."""
         self._meter.scans += 2
-        first, last = (
-            self.raw.first_rpc_key(self.codec.rpc_range(span)),
-            self.raw.last_key(span.start, span.end),
-        )
+        first, last = self.raw.first_rpc_key(self.codec.rpc_range(span)), self.raw.last_key(span)
         if first is None or last is None:
             return None
         return middle_key(self.codec.user_key(first), last)

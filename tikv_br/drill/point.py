@@ -146,7 +146,7 @@ def verify(context: DrillContext) -> None:
         codec = codec_of(ApiVersion.V2, whole.span)
         raw = cluster.raw(codec.keyspace_id if destination.keyspace is None else destination.keyspace)
         keys = codec.user_range(whole.span)
-        sums += raw.checksum(keys.start, keys.end)
+        sums += raw.checksum(keys)
         for interval in plan_by_sizes(whole.span, sizes, INTERVAL_BYTES):
             context.check_lease()
             span = interval.span

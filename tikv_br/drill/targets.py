@@ -227,14 +227,14 @@ def delete_range(cluster: Cluster, api_version: ApiVersion, span: KeyRange) -> N
         return
     codec = codec_of(api_version, span)
     keys = codec.user_range(span)
-    cluster.raw(codec.keyspace_id).delete_range(keys.start, keys.end)
+    cluster.raw(codec.keyspace_id).delete_range(keys)
 
 
 def _delete_first_half(cluster: Cluster, codec: KeyCodec, span: KeyRange) -> KeyRange:
     """Delete the first half of the rows of a range one by one; returns the range of the others."""
     raw = cluster.raw(codec.keyspace_id)
     keys = codec.user_range(span)
-    left = (raw.checksum(keys.start, keys.end).total_kvs + 1) // 2
+    left = (raw.checksum(keys).total_kvs + 1) // 2
     start = span.start
     for page in raw.scan_pages(span, key_only=True):
         if not left:

@@ -21,7 +21,7 @@ from tikv_br.dataflow.options import Loss
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.rawscan import RawPage
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted
 
@@ -42,7 +42,7 @@ def emptied(clusters: Clusters) -> Callable[[ApiVersion], LiveCluster]:
 
     def get(version: ApiVersion) -> LiveCluster:
         live = clusters(version)
-        live.raw().delete_range(b"", b"")
+        live.raw().delete_range(EVERY_KEY)
         load(live, ROWS)
         codec = live.raw().codec
         live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in (b"k100", b"k200")])
@@ -124,10 +124,10 @@ def test_a_range_that_is_being_written_is_counted(
     notices: list[str] = []
     checksum = RawClient.checksum
 
-    def write_before(raw: RawClient, start: bytes, end: bytes) -> Checksum:
-        if start <= b"k007" and (not end or end > b"k007"):
+    def write_before(raw: RawClient, span: KeyRange) -> Checksum:
+        if span.contains(KeyRange(b"k007", b"k007\0")):
             live.raw().put(b"k007", b"%d" % next(numbers))
-        return checksum(raw, start, end)
+        return checksum(raw, span)
 
     monkeypatch.setattr(RawClient, "checksum", write_before)
     summary = backup(

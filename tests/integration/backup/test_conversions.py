@@ -21,7 +21,7 @@ from tikv_br.dataflow.options import Loss
 from tikv_br.errors import ConversionUnsupported
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.values import decode_value
 from tikv_br.playground.engine import RocksEngine
@@ -132,7 +132,7 @@ def test_every_conversion_restores(
     wanted = options(sources(source).live, dst_api_version=target, engine="auto", allow_loss=allowed)
     backup(wanted)
     live = targets(target)
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     restore(RestoreOptions(live.config, wanted.storage))
     expected = rows | (expiring() if source.has_ttl else {})
     prefix = live.raw().codec.prefix
@@ -235,7 +235,7 @@ def test_rows_that_go_before_their_ttl_is_known_are_left_out(sources: Sources, o
     live = sources(V1TTL).live
     # Put at the last moment; a machine that is too slow to scan all before they expire gets more time.
     for ttl in (5, 15, 45):
-        live.raw().delete_range(b"zz", b"zz\xff")
+        live.raw().delete_range(KeyRange(b"zz", b"zz\xff"))
         soon = {b"zz%02d" % number: b"soon" for number in range(20)}
         slow = live.fail("RawGetKeyTTL", {"delay": {"seconds": ttl + 1}}, count=1)
         wanted = options(live, ranges=(KeyRange(b"zz", b"zz\xff"),), concurrency=1, allow_empty=True)

@@ -22,6 +22,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
@@ -221,7 +222,7 @@ def test_it_is_restored(
     wanted = parquet(sources(source).live, engine="auto")
     backup(wanted)
     live = targets(source)
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     restored = restore(RestoreOptions(live.config, wanted.storage, mode=mode))
     expected = rows | (expiring() if source.has_ttl else {})
     assert live.raw().batch_get(expected) == expected

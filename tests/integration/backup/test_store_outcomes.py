@@ -13,7 +13,7 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.sst.reader import SstReader
 from tikv_br.formats.sst.source import MemorySource
@@ -59,7 +59,7 @@ def test_a_backup_by_stores_restores_completely(
 ) -> None:
     """Backed up by the stores, restored into another cluster: every row is there, and the clusters' checksums agree."""
     live, rows = clusters(source), hard_rows(count=300)
-    live.raw().delete_range(b"", b"")  # what other tests have left
+    live.raw().delete_range(EVERY_KEY)  # what other tests have left
     load(live, rows)
     wanted = options(live, engine="store", dst_api_version=target, gc_ttl=0, safe_interval=0)
     summary = backup(wanted).summary

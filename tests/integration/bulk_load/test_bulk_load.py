@@ -23,6 +23,7 @@ from tikv_br.bulk_load.run import BulkLoadOptions, BulkLoadSummary, bulk_load
 from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed, Terminated, UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.progress_events import Notice
 from tikv_br.restore.options import Mode
 from tikv_br.storage.url import parse
@@ -67,7 +68,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def target(running: LiveCluster) -> LiveCluster:
     """An empty cluster."""
-    running.raw().delete_range(b"", b"")
+    running.raw().delete_range(EVERY_KEY)
     return running
 
 
@@ -175,7 +176,7 @@ def test_rows_expire_after_their_ttl(
 def test_keyspace(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
     """Rows come into the keyspace that is named, above tombstones of the same keys; another one is as before."""
     raw = target.raw(KEYSPACE)
-    raw.delete_range(b"", b"")
+    raw.delete_range(EVERY_KEY)
     raw.put(b"user-0001", b"old")
     raw.delete(b"user-0001")
     target.raw().put(b"user-0001", b"of another keyspace")
@@ -485,7 +486,7 @@ def put_options(options: Callable[..., BulkLoadOptions]) -> Callable[..., BulkLo
 def test_put(target: LiveCluster, tmp_path: Path, put_options: Callable[..., BulkLoadOptions]) -> None:
     """The keyspace has the rows of the input, put at no more than the rate, and no store has ingested a file."""
     rate = 20_000
-    target.raw(KEYSPACE).delete_range(b"", b"")
+    target.raw(KEYSPACE).delete_range(EVERY_KEY)
     ingests = target.fail("Ingest", {"delay": {"seconds": 0}}, count=-1)
     target.raw().put(b"user-0001", b"of another keyspace")
     done = bulk_load(put_options(write_parquet(tmp_path), keyspace=str(KEYSPACE), partitions=2, rate_limit=rate))

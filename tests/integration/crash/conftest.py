@@ -11,6 +11,7 @@ from tests.integration.crash.world import forget_safe_points
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 ROWS = hard_rows(count=20)
 REGIONS = 3
@@ -55,7 +56,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 def target(empty: LiveCluster) -> Iterator[LiveCluster]:
     """Return it, as empty as it is before each test."""
     yield empty
-    empty.raw().delete_range(b"", b"")
+    empty.raw().delete_range(EVERY_KEY)
 
 
 @pytest.fixture(scope="session")

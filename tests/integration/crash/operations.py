@@ -113,7 +113,7 @@ class Lender:
         """Take it back."""
         if folder.exists():
             with Cluster.connect(ClusterConfig(pd=(self.pd,))) as cluster:
-                cluster.raw(0).delete_range(b"", b"")
+                cluster.raw(0).delete_range(EVERY_KEY)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from tikv_br.cli.main import run
 from tikv_br.dataflow.merge import MergeSources
 from tikv_br.errors import BackupPathInUse
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 
@@ -214,7 +215,7 @@ def test_everything_is_killed_and_no_row_is_lost_or_doubled(tmp_path: Path) -> N
                 found = contents(target).items()
                 last = target.cluster.pd.tso()
                 assert still_alive(versions, ts, last).items() <= found <= still_alive(versions, ts, first).items()
-                target.raw().delete_range(b"", b"")
+                target.raw().delete_range(EVERY_KEY)
         assert not [name for name in files(tmp_path / "log", but="//") if name.startswith("restore-")]
         check_alone(root)
         print(f"{dict(commands.kills)} and {follower.kills} of the log's writer")  # noqa: T201

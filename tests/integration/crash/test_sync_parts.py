@@ -21,6 +21,7 @@ from tikv_br.cluster.ingests import Ingests
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.checkpoint import CheckpointStore, ObjectCheckpoints
 from tikv_br.incremental.feed.feed import Feed, FeedOptions
 from tikv_br.incremental.feed.ingests import IngestSource
@@ -86,4 +87,4 @@ def test_a_sync_broken_in_a_call(
     assert left == ["checkpoint", "epoch"]
     assert set(files(tmp_path, but="/state/")) == set()
     forget_safe_points(source)
-    source.raw().delete_range(b"", b"")
+    source.raw().delete_range(EVERY_KEY)

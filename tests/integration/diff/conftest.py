@@ -14,6 +14,7 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.compare.report import DifferenceKind
 from tikv_br.diff.run import DiffResult
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 ROWS = hard_rows(count=1500)
 Clusters = Callable[[str], LiveCluster]
@@ -46,7 +47,7 @@ def split(live: LiveCluster, regions: int) -> None:
 def fill(live: LiveCluster, rows: dict[bytes, bytes], keyspace_id: int = 0) -> None:
     """Have these rows, and no others, whatever another test left."""
     raw = live.raw(keyspace_id)
-    raw.delete_range(b"", b"")
+    raw.delete_range(EVERY_KEY)
     raw.batch_put(rows)
 
 

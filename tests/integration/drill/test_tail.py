@@ -174,7 +174,7 @@ def test_several_ranges_are_followed(options: DrillOptions, source: LiveCluster)
     assert contents(source) == before | {b"a1": b"changed", b"row001": b"changed"}
     assert_nothing_left(asked)
     source.raw().batch_put(ROWS)
-    source.raw().delete_range(b"a", b"b")
+    source.raw().delete_range(KeyRange(b"a", b"b"))
 
 
 def test_sources_without_timestamps_are_refused_before_anything_is_made(options: DrillOptions) -> None:

@@ -31,7 +31,7 @@ from tikv_br.errors import CrypterMismatch, LeaseHeld, NothingMatched, StorageCo
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.keys.text import parse_key
 from tikv_br.incremental.backup import back_up_changes
 from tikv_br.load.loader import load_pairs
@@ -158,7 +158,7 @@ def test_raw_load_reads_it(kind: str, form: str | None, loaded: Sources, tmp_pat
     live = loaded(V1TTL).live
     before = contents(live)
     exported(live, tmp_path / "out", format=kind, encoding=form)
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     for path in sorted((tmp_path / "out").glob("part-*")):
         load_pairs(live.raw().column_writer(), open_source(path, form), ttl=0, concurrency=4)
     assert contents(live) == before
@@ -222,7 +222,7 @@ def test_chain_of_incremental_backups(tmp_path: Path) -> None:
         time.sleep(2.1)
         back_up_changes(made[2], places[1])
         expected = contents(live)
-        raw.delete_range(b"", b"")
+        raw.delete_range(EVERY_KEY)
         done = exported(live, tmp_path / "out", backup=places[2])
     rows = ds.dataset(tmp_path / "out").to_table().to_pylist()
     assert pairs(rows) == expected

@@ -21,6 +21,7 @@ from tikv_br.backup.run import backup
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState
 from tikv_br.incremental.group.store import GroupStore
@@ -90,7 +91,7 @@ def group(clusters: Clusters, target: LiveCluster, tmp_path: Path) -> Iterator[G
     """Nothing in it yet."""
     source = clusters(V2)
     for live in (source, target):
-        live.raw().delete_range(b"", b"")
+        live.raw().delete_range(EVERY_KEY)
     with real_etcd(tmp_path / "etcd") as server, Etcd.connect([server.address]) as etcd:
         yield Group(source, target, server, etcd, tmp_path)
 

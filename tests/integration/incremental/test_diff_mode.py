@@ -26,6 +26,7 @@ from tikv_br.errors import (
     TikvBrError,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental import diff_mode
 from tikv_br.incremental.diff_mode import DiffMode, DiffModeOptions, Pass
 from tikv_br.incremental.sinks.url import TikvTarget
@@ -43,7 +44,7 @@ def pair(clusters: Clusters, targets: Clusters, request: pytest.FixtureRequest) 
     source_version, target_version = getattr(request, "param", (V1TTL, V2))
     source, target = clusters(source_version), targets(target_version)
     for live in (source, target):
-        live.raw().delete_range(b"", b"")
+        live.raw().delete_range(EVERY_KEY)
     source.raw().batch_put(ROWS)
     yield source, target
     for live in (source, target):
@@ -110,7 +111,7 @@ def test_ranges_that_were_deleted_go(pair: Pair) -> None:
     """RawDeleteRange, which no feed shows, is a change as any other."""
     source, target = pair
     following = settled(pair)
-    source.raw().delete_range(b"\x10", b"\x90")
+    source.raw().delete_range(KeyRange(b"\x10", b"\x90"))
     assert following.run_pass().deletes == sum(b"\x10" <= key < b"\x90" for key in ROWS)
     assert contents(target) == contents(source)
 

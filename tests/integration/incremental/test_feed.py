@@ -11,7 +11,7 @@ from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.feed_state import FeedState
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.feed.feed import Feed, FeedOptions
 
 STEPS = 12
@@ -54,7 +54,7 @@ def test_a_feed_follows_regions_that_move(seed: int, clusters: Clusters) -> None
     """After splits, merges and leader moves between writes, the feed's events add up to the cluster's rows."""
     live, chance = clusters(ApiVersion.V2), random.Random(seed)
     codec = live.raw().codec
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     span = codec.rpc_range()
     with Feed(live.cluster, codec, span, now(live)) as feed:
         progress = FeedState(feed)
@@ -72,7 +72,7 @@ def test_a_feed_outlives_its_stores(clusters: Clusters) -> None:
     """While a store is down the resolved-ts stands still for its regions; once it is back, all of its changes come."""
     live, chance = clusters(ApiVersion.V2), random.Random(3)
     codec = live.raw().codec
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     with Feed(live.cluster, codec, codec.rpc_range(), now(live), FeedOptions(hold_back=3.0)) as feed:
         progress = FeedState(feed)
         write(live, chance, 0)
@@ -95,7 +95,7 @@ def test_a_feed_goes_on_after_errors_at(point: str, clusters: Clusters) -> None:
     """Errors at a registration, in a scan and before a resolved-ts lose nothing."""
     live, chance = clusters(ApiVersion.V2), random.Random(4)
     codec = live.raw().codec
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     start = now(live)
     write(live, chance, 0)
     failpoint = live.fail(point, {"feed_error": {"region_not_found": {"region_id": "1"}}}, count=-1)
@@ -117,7 +117,7 @@ def test_the_hold_back_covers_a_new_leaders_older_timestamps(
     """Writes of a new leader below the old one's resolved-ts arrive; without hold-back they are lost."""
     live = clusters(ApiVersion.V2)
     codec = live.raw().codec
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     options = FeedOptions(hold_back=hold_back)
     with Feed(live.cluster, codec, codec.rpc_range(), now(live), options) as feed:
         progress = FeedState(feed)

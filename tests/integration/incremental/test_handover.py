@@ -22,7 +22,7 @@ from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.feed.feed import Feed
 from tikv_br.incremental.handover import FromBackup, FromNow, FromTs, protect, resolve, service_id
 from tikv_br.storage.url import StorageLocation
@@ -38,7 +38,7 @@ def v2(clusters: Clusters) -> Iterator[LiveCluster]:
     live = clusters(V2)
     for name in live.safe_points():
         release(live.cluster.pd, name)
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     live.raw().batch_put({b"k%03d" % at: b"v" for at in range(100)})
     yield live
     for name in live.safe_points():

@@ -29,7 +29,7 @@ from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.errors import ClusterFollowed, ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.feed.feed import Feed, FeedOptions
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.options import Mode, Restamp, RestoreOptions
@@ -47,7 +47,7 @@ AFTER = {b"key%04d" % at: b"written later" for at in range(100, 300)}
 def source(clusters: Clusters) -> LiveCluster:
     """An empty cluster that nobody follows."""
     live = clusters(V2)
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     return live
 
 
@@ -225,7 +225,7 @@ def test_an_abort_finishes_the_announcement_of_a_killed_restore(source: LiveClus
 def test_rows_that_keep_their_timestamps_are_reported(source: LiveCluster, clusters: Clusters, tmp_path: Path) -> None:
     """The feed reports range and times of the missed rows; the resolved-ts advances after that."""
     place = damaged(source, tmp_path / "backup")
-    source.raw().delete_range(b"", b"")
+    source.raw().delete_range(EVERY_KEY)
     with feeding(source) as feed:
         progress = FeedState(feed)
         progress.until(before := source.cluster.pd.tso())
@@ -271,7 +271,7 @@ def test_an_incremental_backup_refuses_rows_that_keep_their_timestamps(source: L
     undo(source, place)
     base = ["--base", place]
     second = back_up(source, tmp_path / "second", *base)
-    source.raw().delete_range(b"", b"")
+    source.raw().delete_range(EVERY_KEY)
     undo(source, place, Restamp.NEVER)
     done = tikv_br(
         *("backup", "raw", "--pd", source.pd, "--storage", f"local://{tmp_path / 'third'}", "--base", second),
@@ -303,7 +303,7 @@ def test_a_sync_copies_what_is_restored_into_its_source(
     source: LiveCluster, target: LiveCluster, tmp_path: Path
 ) -> None:
     """A sync copies rows restored into its source; if they keep their timestamps it reports that, and ends with 76."""
-    target.raw().delete_range(b"", b"")
+    target.raw().delete_range(EVERY_KEY)
     place = damaged(source, tmp_path / "backup")
     quick = ["--hold-back", "0s", "--status-every", "1s", "--output", "json", "--id", "ingests", "--start-ts", "now"]
     target.raw().batch_put(contents(source))

@@ -35,6 +35,7 @@ from tikv_br.errors import (
     TopicUnresolved,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.handover import FromNow
 from tikv_br.incremental.kafka.replay import Replay, ReplayOptions, ReplayStatus
@@ -75,7 +76,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 @pytest.fixture
 def target(cluster: LiveCluster) -> LiveCluster:
     """The cluster, empty."""
-    cluster.raw().delete_range(b"", b"")
+    cluster.raw().delete_range(EVERY_KEY)
     return cluster
 
 

@@ -38,6 +38,7 @@ from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import SyncDegraded
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import ChangefeedInfo
@@ -268,7 +269,7 @@ def test_a_topic_gets_rows_that_are_ingested(
 
 def test_captures_share_a_changefeed_to_kafka(source: LiveCluster, broker: KafkaBroker, tmp_path: Path) -> None:
     """Two sub-spans in two captures fill one topic; its resolved-ts covers only what both have written."""
-    source.raw().delete_range(b"", b"")
+    source.raw().delete_range(EVERY_KEY)
     topic = broker.create_topic(partitions=2)
     with real_etcd(tmp_path / "etcd") as server, Etcd.connect([server.address]) as etcd:
         store = GroupStore(etcd, source.cluster.cluster_id)

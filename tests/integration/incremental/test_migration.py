@@ -22,6 +22,7 @@ from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, contents
 from tests.support.waiting import eventually
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "migration.md"
 PATIENCE = 200.0
@@ -107,7 +108,7 @@ class Application(Background):
         key = b"row%04d" % chance.randrange(2000)
         match chance.randrange(20):
             case 0:
-                raw.delete_range(key, key[:-1] + b"\xff")
+                raw.delete_range(KeyRange(key, key[:-1] + b"\xff"))
             case 1 | 2 | 3:
                 raw.delete(key)
             case _:
@@ -119,7 +120,7 @@ def pair(clusters: Clusters, targets: Clusters, request: pytest.FixtureRequest) 
     """The old cluster, of the API version that the test says, and the new one; both without rows."""
     both = clusters(request.param), targets(ApiVersion.V2)
     for live in both:
-        live.raw().delete_range(b"", b"")
+        live.raw().delete_range(EVERY_KEY)
     return both
 
 

@@ -15,6 +15,7 @@ from tests.support.live_cluster import contents
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings
 
@@ -42,7 +43,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterConfig]
 def test_a_part_of_a_keyspace_over_tls(secured: ClusterConfig, targets: Clusters, tmp_path: Path) -> None:
     """Only rows of the range and the keyspace arrive, in another keyspace, and nobody is asked for certificates there."""
     target = targets(ApiVersion.V2)
-    target.raw().delete_range(b"", b"")
+    target.raw().delete_range(EVERY_KEY)
     files = secured.tls
     assert files.ca is not None
     assert files.cert is not None

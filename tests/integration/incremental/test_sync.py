@@ -24,6 +24,7 @@ from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental import handover
 from tikv_br.incremental.handover import FromBackup, FromNow, service_id
 from tikv_br.incremental.sinks.url import BlackholeTarget, TikvTarget
@@ -47,7 +48,7 @@ def pair(clusters: Clusters, target: LiveCluster) -> tuple[LiveCluster, LiveClus
     """Source and target, both empty."""
     source = clusters(V2)
     for live in (source, target):
-        live.raw().delete_range(b"", b"")
+        live.raw().delete_range(EVERY_KEY)
     return source, target
 
 

@@ -30,6 +30,7 @@ from tests.support.live_cluster import contents, live_cluster
 from tests.support.ports import reserved_ports
 from tests.support.waiting import eventually
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 PATIENCE = 90.0
 KEYS = 300
@@ -257,7 +258,7 @@ def test_passes_are_seen_from_outside_too(clusters: Clusters) -> None:
     """With ``--mode diff`` the same paths have the results of passes, and the age of the last one."""
     source, target = clusters(ApiVersion.V1), clusters(ApiVersion.V2)
     for live in (source, target):
-        live.raw().delete_range(b"", b"")
+        live.raw().delete_range(EVERY_KEY)
     source.raw().batch_put(ROWS)
     clusters_given = ["--pd", source.pd, "--sink", f"tikv://{target.pd}"]
     with serving(*clusters_given, "--mode", "diff", "--interval", "1s") as sync:

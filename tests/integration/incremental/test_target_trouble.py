@@ -18,6 +18,7 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.handover import FromTs
 from tikv_br.incremental.sinks.url import TikvTarget
@@ -74,7 +75,7 @@ def test_waits_in_bounded_memory_and_catches_up(
     """More is written than the sync may hold while the target takes nothing; then all arrives."""
     source = clusters(ApiVersion.V2)
     for live in (source, target):
-        live.raw().delete_range(b"", b"")
+        live.raw().delete_range(EVERY_KEY)
     options = SyncOptions(
         changefeed_id=trouble,
         source=source.config,
@@ -106,7 +107,7 @@ def test_ends_soon_though_the_target_is_busy(clusters: Clusters, target: LiveClu
     """SIGTERM ends a sync whose write is being tried again and again, and what was not confirmed comes after the next start."""
     source = clusters(ApiVersion.V2)
     for live in (source, target):
-        live.raw().delete_range(b"", b"")
+        live.raw().delete_range(EVERY_KEY)
     asked = ["--pd", source.pd, "--sink", f"tikv://{target.pd}", "--state-dir", str(tmp_path), "--hold-back", "0s"]
     asked += ["--from-backup-ts", str(minus_seconds(source.cluster.pd.tso(), 6))]
     with Syncs() as syncs:

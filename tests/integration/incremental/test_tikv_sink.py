@@ -21,6 +21,7 @@ from tikv_br.errors import ApiVersionMismatch, ConversionUnsupported, RetryBudge
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import Flags
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
 from tikv_br.incremental.sinks.tikv import TikvSink
@@ -35,7 +36,7 @@ ELSEWHERE = Origin(cluster_id=1, keyspace_id=0)
 def v2(clusters: Clusters) -> Iterator[LiveCluster]:
     """An empty V2 cluster, healed afterwards."""
     live = clusters(V2)
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     yield live
     live.heal()
 
@@ -48,7 +49,7 @@ class TestTikvSink(SinkSuite):
         """An empty keyspace."""
         version, keyspace_id = request.param
         live = clusters(version)
-        live.raw(keyspace_id).delete_range(b"", b"")
+        live.raw(keyspace_id).delete_range(EVERY_KEY)
         return live, keyspace_id
 
     @pytest.fixture
@@ -106,7 +107,7 @@ def test_a_put_that_expires_before_it_is_sent_deletes(v2: LiveCluster) -> None:
 def test_a_target_without_ttls_takes_expiring_rows_with_leave_only(clusters: Clusters) -> None:
     """A V1 target refuses a row that expires before anything of the batch is written; with leave it keeps it."""
     live = clusters(V1)
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     rows = batch([Change(1, b"a", b"1"), Change(2, b"b", b"2", FUTURE)])
     with open_sink(TikvTarget((live.pd,)), ELSEWHERE) as sink:
         with pytest.raises(ConversionUnsupported, match="1 of the changes have a TTL"):

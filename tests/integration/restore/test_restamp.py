@@ -20,6 +20,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ChecksumMismatch, TimestampAheadOfTso
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.progress_events import Event, Notice, StepFinished
 from tikv_br.restore.options import Restamp, RestoreOptions, Via
 from tikv_br.restore.run import restore
@@ -82,7 +83,7 @@ def test_stamped_rows_can_move_too(ahead: StorageLocation, target: LiveCluster, 
 def test_rows_of_the_past_keep_their_timestamps(source: StorageLocation, target: LiveCluster) -> None:
     """In another cluster than the backup's, where no row lies ahead, files are taken as they are, unless asked otherwise."""
     assert restore(RestoreOptions(cluster=target.config, storage=source)).restamp_ts == 0
-    target.raw().delete_range(b"", b"")
+    target.raw().delete_range(EVERY_KEY)
     assert restore(RestoreOptions(cluster=target.config, storage=source, restamp=Restamp.ALWAYS)).restamp_ts > 0
 
 

@@ -26,7 +26,7 @@ from tikv_br.errors import (
     StorageReadOnly,
     TargetNotEmpty,
 )
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import Event, Notice
 from tikv_br.restore.options import Mode, Restamp
 from tikv_br.restore.record import remove_all
@@ -75,7 +75,7 @@ def _check_and_empty(live: LiveCluster, location: StorageLocation) -> None:
     assert rows_of(live) == ROWS
     assert live.raw().checksum().total_kvs == len(ROWS)
     assert leftovers(location) == []
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
 
 
 @pytest.mark.core("resume")
@@ -108,9 +108,9 @@ def test_another_range_goes_on_as_well(source: StorageLocation, target: LiveClus
     summary = restore(options_of(target, source))
     assert summary.resumed_files > 3
     assert rows_of(target) == ROWS
-    target.raw().delete_range(b"", b"")
+    target.raw().delete_range(EVERY_KEY)
     break_off(target, source)
-    target.raw().delete_range(b"", b"")
+    target.raw().delete_range(EVERY_KEY)
     with pytest.raises(ChecksumMismatch) as raised:
         restore(options_of(target, source))
     assert "--no-resume" in raised.value.hint

@@ -22,7 +22,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ChecksumMismatch, NothingMatched, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
@@ -171,7 +171,7 @@ def test_prefixes_of_any_length_are_rewritten_by_v1_stores(golden: Path, tmp_pat
             wanted = {new + key[len(old) :]: value for key, value in rows.items() if key.startswith(old)}
             assert summary.verified
             assert rows_of(v1) == wanted
-            v1.raw().delete_range(b"", b"")
+            v1.raw().delete_range(EVERY_KEY)
         with pytest.raises(UsageError, match="keyspace"):
             restore_golden(v1, golden, "v1", to_keyspace="1")
 
@@ -187,7 +187,7 @@ def test_one_keyspace_of_several(live: LiveCluster, tmp_path: Path) -> None:
         run(live, location, to_keyspace="502")
     assert run(live, location, keyspace=501, to_keyspace="502").verified
     assert rows_of(live, 502) == kept[501]
-    live.raw(500).delete_range(b"", b"")
+    live.raw(500).delete_range(EVERY_KEY)
     assert run(live, location, keyspace=500).verified
     assert rows_of(live, 500) == kept[500]
     with pytest.raises(UsageError, match="no part of the requested range"):

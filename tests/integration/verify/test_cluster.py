@@ -19,7 +19,7 @@ from tikv_br.cluster.rawkv import RawClient
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ApiVersionMismatch, BackupDamaged, ChecksumMismatch
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 from tikv_br.verify.options import Finding, Level, Subset, VerifyOptions
@@ -130,7 +130,7 @@ def test_rows_that_the_backup_lacks_altogether(live: LiveCluster, tmp_path: Path
 def test_an_empty_cluster_lacks_every_file(live: LiveCluster, tmp_path: Path) -> None:
     """All files are named, not only the first."""
     location = back_up(live, tmp_path)
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     found = differences(options(live, location))
     files = {str(path.relative_to(location.path)) for path in Path(location.path).rglob("*.sst")}
     assert {finding.object for finding in found} == files
@@ -141,7 +141,7 @@ def test_damage_counts_more_than_a_difference(live: LiveCluster, tmp_path: Path)
     location = back_up(live, tmp_path)
     files = sorted(Path(location.path).rglob("*.sst"))
     files[0].unlink()
-    live.raw().delete_range(b"", b"")
+    live.raw().delete_range(EVERY_KEY)
     found: list[Finding] = []
     with pytest.raises(BackupDamaged, match=f"{len(files)} findings"):
         verify(options(live, location), on_finding=found.append)

@@ -21,6 +21,7 @@ from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 KV = "/tikvpb.Tikv/"
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
@@ -243,9 +244,9 @@ def test_range_calls_go_region_by_region(
     split(fake, raw.codec, b"c", b"m")
     fake.kv("RawDeleteRange", kvrpcpb_pb2.RawDeleteRangeResponse())
     fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse(checksum=5, total_kvs=1, total_bytes=10))
-    raw.delete_range(start, end)
+    raw.delete_range(KeyRange(start, end))
     assert recorded_ranges(fake, "RawDeleteRange") == expected
-    total = raw.checksum(start, end)
+    total = raw.checksum(KeyRange(start, end))
     assert recorded_ranges(fake, "RawChecksum") == expected
     assert total == Checksum(5 if len(expected) % 2 else 0, len(expected), 10 * len(expected))
 
@@ -266,7 +267,7 @@ def test_v2_regions_are_decoded_for_the_next_part(fake: FakeCluster) -> None:
     raw = client(fake, V2)
     split(fake, raw.codec, b"12345678", b"m")
     fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
-    raw.checksum(b"", b"z")
+    raw.checksum(KeyRange(b"", b"z"))
     prefix = b"r\x00\x00\x00"
     assert recorded_ranges(fake, "RawChecksum") == [
         (1, prefix, prefix + b"12345678"),
@@ -291,7 +292,7 @@ def test_a_broken_region_bound_is_told(fake: FakeCluster, bound: bytes, words: s
     fake.regions = [with_leader(region(1, b"", bound)), with_leader(region(2, bound, b""))]
     fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
     with pytest.raises(ClusterUnfit, match=words):
-        raw.checksum(b"", b"z")
+        raw.checksum(KeyRange(b"", b"z"))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import RequestRefused, RetryBudgetExhausted, StoreFull
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 PUT = "/tikvpb.Tikv/RawPut"
 FLEETING = [
@@ -195,7 +196,7 @@ def test_writes_have_an_end(fake: FakeCluster) -> None:
     fake.kv("RawDeleteRange", kvrpcpb_pb2.RawDeleteRangeResponse())
     raw = client(fake)
     raw.put(b"k", b"v")
-    raw.delete_range(b"", b"")
+    raw.delete_range(EVERY_KEY)
     put = fake.stores[1].seen(PUT, kvrpcpb_pb2.RawPutRequest)[0]
     delete = fake.stores[1].seen("/tikvpb.Tikv/RawDeleteRange", kvrpcpb_pb2.RawDeleteRangeRequest)[0]
     assert 0 < put.context.max_execution_duration_ms < 1000 * ClusterConfig(pd=()).request_timeout

@@ -59,8 +59,8 @@ class FakeCluster:
             now=self.clock.now,
             checksum=self._checksum,
             scan_pages=self._scan_pages,
-            first_rpc_key=lambda start, end: min(self._keys(start, end), default=None),
-            last_key=lambda start, end: max(self._keys(start, end), default=None),
+            first_rpc_key=lambda span: min(self._keys(span.start, span.end), default=None),
+            last_key=lambda span: max(self._keys(span.start, span.end), default=None),
             batch_get=lambda keys: {key: self.rows[key][0] for key in keys if key in self._keys(b"", b"")},
             get_ttl=self._ttl,
         )
@@ -93,7 +93,8 @@ class FakeCluster:
             if (not end or low < end) and (not high or high > start)
         ]
 
-    def _checksum(self, start: bytes, end: bytes) -> Checksum:
+    def _checksum(self, span: KeyRange) -> Checksum:
+        start, end = span.start, span.end
         self.asked.append((start, end))
         total = Checksum()
         for region in self._regions(start, end):
