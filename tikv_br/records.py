@@ -20,7 +20,8 @@ import zstandard
 from tikv_br.errors import BackupDamaged, BackupUnsupported
 from tikv_br.formats.errors import UnsupportedFormat
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest version of documents. A dataclass whose documents a reader of version 1 must refuse has a property `format_version`."""
 LATER: Mapping[str, bool] = {"later": True}
 """Metadata of a dataclass's field that older documents do not have; they get its default value."""
 
@@ -35,16 +36,16 @@ _NEGATIVE = re.compile(rb"[:,\[]-")
 def dump(record: object) -> bytes:
     """The document for a dataclass instance."""
     document = {
-        "format_version": FORMAT_VERSION,
+        "format_version": _version_of(record),
         "content": record,
         "content_sha256": hashlib.sha256(_canonical(record)).hexdigest(),
     }
     return (json.dumps(document, default=_plain, indent=1) + "\n").encode()
 
 
-_COMPACT_START = f'{{"format_version": {FORMAT_VERSION}, "content": '.encode()
+_COMPACT_START = b'{"format_version": 1, "content": '
 _COMPACT_END = b', "content_sha256": "%s"}\n'
-_PIECES_START = f'{{\n "format_version": {FORMAT_VERSION},\n "content": '.encode()
+_PIECES_START = b'{\n "format_version": %d,\n "content": '
 _PIECES_END = b',\n "content_sha256": "%s"\n}\n'
 
 
@@ -65,7 +66,7 @@ def dump_pieces(record: object) -> Iterator[bytes]:
         digest.update(piece.replace(b"\n", b""))
         return piece
 
-    yield _PIECES_START
+    yield _PIECES_START % _version_of(record)
     for place, (name, value) in enumerate(sorted(_plain(record).items())):
         yield hashed((b"," if place else b"{") + _canonical(name) + b":")
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
@@ -129,15 +130,19 @@ class RecordList(Sequence[T]):
         return isinstance(other, Sequence) and len(other) == len(self) and all(map(operator.eq, self, other))
 
 
+def _version_of(record: object) -> int:
+    return getattr(record, "format_version", 1)
+
+
 def load(kind: type[T], data: bytes, name: str) -> T:
     """The record of dataclass ``kind`` in object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` if newer."""
-    for start, end in ((_COMPACT_START, _COMPACT_END), (_PIECES_START, _PIECES_END)):
+    for start, end in ((_COMPACT_START, _COMPACT_END), (_PIECES_START % 1, _PIECES_END)):
         # The end has a hash of 64 hexadecimal digits.
         content = data[len(start) : -len(end % bytes(64))].replace(b"\n", b"") if data.startswith(start) else b""
         if content and data.endswith(end % hashlib.sha256(content).hexdigest().encode()):
             with contextlib.suppress(msgspec.MsgspecError):
                 record: T = _decoder(kind).decode(content)
-                if _is_exact(record, content):
+                if _is_exact(record, content) and _version_of(record) == 1:
                     return record
     return _load_document(kind, data, name)
 
@@ -165,7 +170,7 @@ def _load_document(kind: type[T], data: bytes, name: str) -> T:
                 f"{name} has format {version}; this tikv-br reads up to {FORMAT_VERSION}", hint="Use a newer tikv-br."
             ) from None
         raise BackupDamaged(f"{name} is damaged: {_explain(error)}") from None
-    if version != FORMAT_VERSION:  # a newer one has other fields
+    if version != _version_of(record):  # a newer one has other fields
         raise BackupDamaged(f"{name} is damaged: its format version is invalid")
     if not data.endswith(b"}\n"):
         raise BackupDamaged(f"{name} is truncated: its last byte is missing ({len(data):,} bytes)")

@@ -1,7 +1,8 @@
-"""The forms of a RawKV key: user key, RPC key, PD bound and RocksDB key, with the memcomparable encoding (MCE)."""
+"""The forms of a key: user key, RPC key, PD bound and RocksDB key, with the memcomparable encoding (MCE)."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from tikv_br.formats.api_version import ApiVersion
@@ -55,6 +56,25 @@ RAW_MODE_END = b"s"
 """The end of all RawKV keys of API V2; the only form of it that servers accept."""
 TXN_MODE, TXN_MODE_END = b"x", b"y"
 """The same of transactional keys."""
+
+
+class KeyMode(enum.StrEnum):
+    """How clients write keys, which decides their form in stores."""
+
+    RAW = "raw"
+    TXN = "txn"
+
+    @property
+    def label(self) -> str:
+        """Name for messages."""
+        return "RawKV" if self is KeyMode.RAW else "TxnKV"
+
+    @property
+    def keys(self) -> KeyRange:
+        """All RPC keys of this mode in API V2."""
+        return KeyRange(RAW_MODE, RAW_MODE_END) if self is KeyMode.RAW else KeyRange(TXN_MODE, TXN_MODE_END)
+
+
 MAX_KEYSPACE = 0xFF_FFFF
 """The largest keyspace id."""
 PREFIX_SIZE = 4
@@ -67,10 +87,11 @@ MAX_TS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class KeyCodec:
-    """Converts keys of one API version and keyspace. Raises `UnsupportedFormat` for a keyspace that cannot be."""
+    """Converts keys of one API version, keyspace and mode. Raises `UnsupportedFormat` for a keyspace that cannot be."""
 
     api_version: ApiVersion
     keyspace_id: int = 0
+    mode: KeyMode = KeyMode.RAW
 
     def __post_init__(self) -> None:
         if not 0 <= self.keyspace_id <= MAX_KEYSPACE:
@@ -80,13 +101,18 @@ class KeyCodec:
 
     @property
     def is_v2(self) -> bool:
-        """Return whether keys have a prefix and, in storage, a timestamp."""
+        """Return whether keys have a prefix."""
         return self.api_version is ApiVersion.V2
+
+    @property
+    def is_encoded(self) -> bool:
+        """Return whether bounds and storage keys are memcomparable, and storage keys end with a timestamp."""
+        return self.is_v2 or self.mode is KeyMode.TXN
 
     @property
     def prefix(self) -> bytes:
         """The bytes before the user key in an RPC: 4 in V2 (mode and keyspace), none in V1 and V1TTL."""
-        return RAW_MODE + self.keyspace_id.to_bytes(PREFIX_SIZE - 1, "big") if self.is_v2 else b""
+        return self.mode.keys.start + self.keyspace_id.to_bytes(PREFIX_SIZE - 1, "big") if self.is_v2 else b""
 
     def rpc_key(self, user: bytes) -> bytes:
         """The key as requests and responses carry it."""
@@ -116,21 +142,21 @@ class KeyCodec:
 
     def bound(self, rpc: bytes) -> bytes:
         """An RPC key as PD and region bounds hold it; empty (no bound) stays empty."""
-        return encode(rpc) if self.is_v2 and rpc else rpc
+        return encode(rpc) if self.is_encoded and rpc else rpc
 
     def from_bound(self, bound: bytes) -> bytes:
         """The RPC key of a bound, without a timestamp that may follow; empty stays empty. Raises `DamagedBytes`."""
-        return decode(bound)[0] if self.is_v2 and bound else bound
+        return decode(bound)[0] if self.is_encoded and bound else bound
 
     def storage_key(self, rpc: bytes, ts: int) -> bytes:
-        """The key in a store's RocksDB, without its leading ``z``. `ts` counts in V2 only."""
-        if not self.is_v2:
+        """The key in a store's RocksDB, without its leading ``z``. `ts` does not count for raw keys before V2."""
+        if not self.is_encoded:
             return rpc
         return encode(rpc) + (MAX_TS - ts).to_bytes(TS_SIZE, "big")
 
     def parse_storage_key(self, key: bytes) -> tuple[bytes, int]:
-        """The RPC key and the ts (0 before V2) of a storage key without ``z``. Raises `DamagedBytes`."""
-        if not self.is_v2:
+        """The RPC key and the ts (0 for raw keys before V2) of a storage key without ``z``. Raises `DamagedBytes`."""
+        if not self.is_encoded:
             return key, 0
         rpc, consumed = decode(key)
         if len(key) - consumed != TS_SIZE:
@@ -141,23 +167,8 @@ class KeyCodec:
         if not self.is_v2:
             return b""
         if self.keyspace_id == MAX_KEYSPACE:
-            return RAW_MODE_END
-        return RAW_MODE + (self.keyspace_id + 1).to_bytes(PREFIX_SIZE - 1, "big")
-
-
-@dataclass(frozen=True, slots=True)
-class TxnCodec:
-    """Converts keys of transactions, whose bounds are memcomparable in every API version."""
-
-    api_version: ApiVersion
-
-    def bound(self, rpc: bytes) -> bytes:
-        """An RPC key as PD and region bounds hold it; empty (no bound) stays empty."""
-        return encode(rpc) if rpc else rpc
-
-    def from_bound(self, bound: bytes) -> bytes:
-        """The RPC key of a bound; empty stays empty. Raises `DamagedBytes`."""
-        return decode(bound)[0] if bound else bound
+            return self.mode.keys.end
+        return self.mode.keys.start + (self.keyspace_id + 1).to_bytes(PREFIX_SIZE - 1, "big")
 
 
 def successor(prefix: bytes) -> bytes:

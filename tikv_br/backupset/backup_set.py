@@ -10,6 +10,7 @@ from operator import ne
 
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backupmeta import TOOL_PREFIX, MetaContent, decode, encode, meta_content
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind, Totals, totals, verify_file_content, verify_file_identity
 from tikv_br.backupset.manifest import Description, Manifest
 from tikv_br.cluster.versions import lacks_expiry
@@ -22,6 +23,7 @@ from tikv_br.errors import (
     StorageObjectMissing,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import PLAIN, Crypter
@@ -47,11 +49,13 @@ class BackupSet:
     file_kind: FileKind
     manifest: Manifest | None
     """None for a backup of the Go tool."""
+    key_mode: KeyMode = KeyMode.RAW
 
     @classmethod
-    def open(cls, store: ObjectStore) -> BackupSet:
+    def open(cls, store: ObjectStore, key_mode: KeyMode | None = KeyMode.RAW) -> BackupSet:
         """Read the records and compare them with each other; reads no data file.
 
+        ``key_mode``: that of the data which the caller supports; None = any.
         Raises `BackupNotFound`, `BackupDamaged` naming the object, `BackupUnsupported`, `CrypterMismatch`.
         """
         try:
@@ -67,6 +71,8 @@ class BackupSet:
         # Both carry hashes of their own; this finds what a faulty writer, or an edit of both, has changed.
         if known is not None and content != decode(encode(meta_content(known.description, known.files))):
             raise BackupDamaged(f"{layout.META} and {layout.MANIFEST} contradict each other")
+        if key_mode not in {None, content.key_mode}:
+            raise _other_mode(store, content.key_mode)
         return cls.from_records(store, content, known)
 
     @classmethod
@@ -76,12 +82,17 @@ class BackupSet:
             api_version=content.api_version,
             cluster_id=content.cluster_id,
             cluster_version=content.cluster_version,
-            ranges=content.ranges,
+            ranges=content.ranges or _recorded_ranges(content, known),
             files=tuple(content.files if known is None else known.files),
             backup_ts=content.backup_ts,
             file_kind=content.file_kind,
             manifest=known,
+            key_mode=content.key_mode,
         )
+
+    def codec_of(self, span: KeyRange) -> KeyCodec:
+        """The codec of the keyspace that a range of the backup lies in. Raises as `coverage.codec_of`."""
+        return codec_of(self.api_version, span, self.key_mode)
 
     @property
     def expiry_recorded(self) -> bool:
@@ -93,12 +104,12 @@ class BackupSet:
         return not (by_stores and lacks_expiry(description.cluster_version))
 
     @classmethod
-    def open_any(cls, store: ObjectStore) -> BackupSet:
+    def open_any(cls, store: ObjectStore, key_mode: KeyMode | None = KeyMode.RAW) -> BackupSet:
         """Open as `open`, also with a key that a backup in clear does not need."""
         if store.location.crypter.encrypts:
             with contextlib.suppress(CrypterMismatch):
-                return cls.open(open_store(replace(store.location, crypter=PLAIN)))
-        return cls.open(store)
+                return cls.open(open_store(replace(store.location, crypter=PLAIN)), key_mode)
+        return cls.open(store, key_mode)
 
     def chain(self) -> list[BackupSet]:
         """The full backup that this one continues, the increments since then, and this one; itself alone if it is full.
@@ -158,6 +169,21 @@ class BackupSet:
 
     def verify_content(self, file: FileEntry, readers: int = 1) -> None:
         verify_file_content(self.store, file, readers)
+
+
+def _other_mode(store: ObjectStore, found: KeyMode) -> BackupUnsupported:
+    other = next(mode for mode in KeyMode if mode is not found)
+    return BackupUnsupported(
+        f"{store.location} is a backup of {found.label} data; this works with {other.label} data only",
+        hint=f"`tikv-br restore {found.value}` restores it.",
+    )
+
+
+def _recorded_ranges(content: MetaContent, known: Manifest | None) -> tuple[KeyRange, ...]:
+    """The ranges of a transactional backup: those of the manifest, or of the files of another tool's backup."""
+    if known is not None:
+        return known.description.ranges
+    return tuple(sorted({file.key_range for file in content.files}))
 
 
 def _parent_location(here: StorageLocation, description: Description) -> StorageLocation:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tikv_br.backupset import coverage, layout, ledger, manifest, run_record
 from tikv_br.backupset.backupmeta import MetaEncoder, meta_content
 from tikv_br.backupset.coverage import RegionList, require_disjoint
-from tikv_br.backupset.files import FileEntry, Totals, size_damage, totals
+from tikv_br.backupset.files import ColumnFamily, FileEntry, Totals, size_damage, totals
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description, Manifest, Statistics
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CoverageError, StorageError
@@ -137,8 +137,8 @@ class _Work:
     """Size and ETag of the data files in the storage, by name, but for those of the entries."""
     intervals: list[KeyRange] = field(default_factory=list)
     files: RecordList[FileEntry] = field(default_factory=lambda: RecordList(FileEntry))
-    last: KeyRange | None = None
-    """Range of the last file."""
+    last: dict[ColumnFamily, KeyRange] = field(default_factory=dict)
+    """Range of the last file of each column family."""
     totals: Totals = field(default_factory=lambda: totals(()))
     regions: RegionList = field(default_factory=RegionList)
     has_regions: bool = False
@@ -154,19 +154,21 @@ class _Work:
         self.has_regions = self.has_regions or bool(entry.regions)
         for part in sorted(entry.parts, key=lambda part: part.start):
             self.regions.add(part)
-        if not entry.files:
-            return
         files = sorted(entry.files, key=lambda file: (file.start_key, file.end_key))
-        ranges = [file.key_range for file in files]
-        if self.last is not None and ranges[0] < self.last:
-            raise CoverageError(f"{ranges[0]} and {self.last} overlap, or are not within their intervals")
-        require_disjoint(ranges if self.last is None else [self.last, *ranges])
-        self.last = ranges[-1]
+        for family in {file.cf for file in files}:
+            self._check_order(family, [file.key_range for file in files if file.cf == family])
         files = [self._find(file) for file in files]
         self.meta.add(files)
         for file in files:
             self.files.append(file)
         self.totals = totals([self.totals, *files])
+
+    def _check_order(self, family: ColumnFamily, ranges: Sequence[KeyRange]) -> None:
+        last = self.last.get(family)
+        if last is not None and ranges[0] < last:
+            raise CoverageError(f"{ranges[0]} and {last} overlap, or are not within their intervals")
+        require_disjoint(ranges if last is None else [last, *ranges])
+        self.last[family] = ranges[-1]
 
     def _find(self, file: FileEntry) -> FileEntry:
         """The entry of a file that the listing has, with its ETag."""

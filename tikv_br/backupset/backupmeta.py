@@ -7,22 +7,24 @@ import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tikv_br.backupset import layout
-from tikv_br.backupset.files import FileEntry, FileKind
+from tikv_br.backupset.files import ColumnFamily, FileEntry, FileKind
 from tikv_br.backupset.manifest import Description
 from tikv_br.backupset.sealed import meta_mismatch, seal_meta, unseal_meta
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
 from tikv_br.formats.api_version import V3_NUMBER, V3_REFUSED, ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.codec import KeyMode
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.storage.base import check_name
 from tikv_br.storage.crypter import PLAIN, Crypter
 
-COLUMN_FAMILY = "default"
+_RAW_FAMILY = "default"
 TOOL_PREFIX = "tikv-br "
 """Prefix of `MetaContent.tool` in our own metas; such a backup has a manifest."""
 
@@ -50,12 +52,14 @@ class MetaContent:
     api_version: ApiVersion
     """API version of the files."""
     ranges: tuple[KeyRange, ...]
+    """None for transactional data: other tools do not record them."""
     files: tuple[FileEntry, ...]
     backup_ts: int = 0
     """0 = not recorded; the Go tool never does."""
     file_kind: FileKind = FileKind.SST
     is_increment: bool = False
     """True if the files have only the changes since another backup."""
+    key_mode: KeyMode = KeyMode.RAW
 
 
 def meta_content(description: Description, files: Sequence[FileEntry]) -> MetaContent:
@@ -69,11 +73,12 @@ def meta_content(description: Description, files: Sequence[FileEntry]) -> MetaCo
         cluster_version=description.cluster_version,
         tool=f"{TOOL_PREFIX}{description.tool_version}",
         api_version=description.dst_api_version,
-        ranges=description.ranges,
+        ranges=description.ranges if description.key_mode is KeyMode.RAW else (),
         files=tuple(files),
         backup_ts=description.backup_ts,
         file_kind=kind,
         is_increment=bool(description.parent),
+        key_mode=description.key_mode,
     )
 
 
@@ -84,12 +89,13 @@ def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
         cluster_version=content.cluster_version,
         br_version=content.tool,
         version=_INLINE_LAYOUT,
-        is_raw_kv=True,
+        is_raw_kv=content.key_mode is KeyMode.RAW,
+        is_txn_kv=content.key_mode is KeyMode.TXN,
         api_version=_version_number(content),
         ddls=_NO_DDLS,
         end_version=content.backup_ts,
         raw_ranges=[
-            brpb_pb2.RawRange(start_key=part.start, end_key=part.end, cf=COLUMN_FAMILY) for part in content.ranges
+            brpb_pb2.RawRange(start_key=part.start, end_key=part.end, cf=_RAW_FAMILY) for part in content.ranges
         ],
         files=[_encode_file(file) for file in content.files],
     )
@@ -126,12 +132,12 @@ def decode(data: bytes, crypter: Crypter = PLAIN) -> MetaContent:
     """Read and check the object.
 
     Raises `BackupDamaged` when it is cut, altered or contradicts itself, `CrypterMismatch` when the key is missing or not
-    its own, `BackupUnsupported` when it is sound but of a kind that cannot be restored: transactional, with file lists in
-    objects of their own.
+    its own, `BackupUnsupported` when it is sound but of a kind that cannot be restored: of TiDB, with file lists in objects
+    of their own.
     """
     message = _parse_encrypted(data, crypter) if crypter.encrypts else _parse(data)
     _check_known(message)
-    _check_kind(message)
+    key_mode = _checked_mode(message)
     api_version, file_kind, is_increment = _decode_version(message)
     content = MetaContent(
         cluster_id=message.cluster_id,
@@ -143,6 +149,7 @@ def decode(data: bytes, crypter: Crypter = PLAIN) -> MetaContent:
         backup_ts=message.end_version,
         file_kind=file_kind,
         is_increment=is_increment,
+        key_mode=key_mode,
     )
     _check_content(content)
     return content
@@ -198,17 +205,19 @@ def _check_known(message: brpb_pb2.BackupMeta) -> None:
         raise BackupDamaged(f"{layout.META} has fields that no tool writes: it is altered")
 
 
-def _check_kind(message: brpb_pb2.BackupMeta) -> None:
-    if not message.is_raw_kv or message.is_txn_kv:
-        raise BackupUnsupported("the backup contains transactional data, not RawKV")
+def _checked_mode(message: brpb_pb2.BackupMeta) -> KeyMode:
+    if message.is_raw_kv == message.is_txn_kv:
+        raise BackupUnsupported("the backup is neither of RawKV nor of TxnKV data; backups of TiDB are not supported")
+    mode = KeyMode.TXN if message.is_txn_kv else KeyMode.RAW
     index = message.file_index
     if not message.files and (index.meta_files or index.data_files):
         raise BackupUnsupported("the backup stores its file list in separate objects")
     families = {part.cf for part in message.raw_ranges} | {file.cf for file in message.files}
-    for family in families - {COLUMN_FAMILY}:
+    for family in families - (set(get_args(ColumnFamily)) if mode is KeyMode.TXN else {_RAW_FAMILY}):
         if not family:
             raise BackupDamaged(f"{layout.META} has a range or file without column family")
-        raise BackupUnsupported(f"the backup has data of column family {family!r}, which RawKV does not use")
+        raise BackupUnsupported(f"the backup has data of column family {family!r}, which {mode.label} does not use")
+    return mode
 
 
 def _version_number(content: MetaContent) -> kvrpcpb_pb2.APIVersion.ValueType:
@@ -232,7 +241,7 @@ def _decode_version(message: brpb_pb2.BackupMeta) -> tuple[ApiVersion, FileKind,
 
 
 def _check_content(content: MetaContent) -> None:
-    if not content.ranges:
+    if not content.ranges and content.key_mode is KeyMode.RAW:
         raise BackupDamaged(f"{layout.META} contains no range")
     names: set[str] = set()
     for file in content.files:
@@ -240,13 +249,14 @@ def _check_content(content: MetaContent) -> None:
         if file.name in names:
             raise BackupDamaged(f"{layout.META} lists {file.name} twice")
         names.add(file.name)
-        if file.key_range.is_empty or not any(whole.contains(file.key_range) for whole in content.ranges):
+        is_within = any(whole.contains(file.key_range) for whole in content.ranges or (EVERY_KEY,))
+        if file.key_range.is_empty or not is_within:
             raise BackupDamaged(
                 f"{layout.META} lists {file.name} with the range {file.key_range}, outside the backup's ranges"
             )
     if content.api_version is ApiVersion.V2:
         for part in (*content.ranges, *(file.key_range for file in content.files)):
-            if len(part.start) < _KEYSPACE_PREFIX_SIZE or not part.start.startswith(b"r") or not part.end:
+            if len(part.start) < _KEYSPACE_PREFIX_SIZE or not content.key_mode.keys.contains(part):
                 raise BackupDamaged(f"{layout.META} has the range {part}, which is not a range of API V2")
 
 
@@ -257,12 +267,23 @@ def _check_file_name(name: str) -> None:
         raise BackupDamaged(f"{layout.META} lists an invalid file name: {error.message}") from None
 
 
-_FILE_FIELDS = ("name", "size", "start_key", "end_key", "crc64xor", "total_kvs", "total_bytes", "sha256", "cipher_iv")
+_FILE_FIELDS = (
+    "name",
+    "size",
+    "start_key",
+    "end_key",
+    "crc64xor",
+    "total_kvs",
+    "total_bytes",
+    "sha256",
+    "cipher_iv",
+    "cf",
+)
 """Fields that `FileEntry` and ``brpb.File`` have in common."""
 
 
 def _encode_file(file: FileEntry) -> brpb_pb2.File:
-    return brpb_pb2.File(cf=COLUMN_FAMILY, **{name: getattr(file, name) for name in _FILE_FIELDS})
+    return brpb_pb2.File(**{name: getattr(file, name) for name in _FILE_FIELDS})
 
 
 def decode_file(file: brpb_pb2.File) -> FileEntry:

@@ -9,7 +9,7 @@ from tikv_br.errors import BackupUnsupported, CoverageError, NothingMatched, Usa
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.json_types import Hex
-from tikv_br.formats.keys.codec import PREFIX_SIZE, KeyCodec
+from tikv_br.formats.keys.codec import PREFIX_SIZE, KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.formats.keys.text import show_both
 
@@ -17,20 +17,22 @@ RANGES_SHOWN = 3
 """Ranges that a message names."""
 
 
-def codec_of(api_version: ApiVersion, span: KeyRange) -> KeyCodec:
+def codec_of(api_version: ApiVersion, span: KeyRange, mode: KeyMode = KeyMode.RAW) -> KeyCodec:
     """The codec of the keyspace that an RPC range lies in. Raises `BackupUnsupported` when it spans several."""
     if api_version is not ApiVersion.V2:
-        return KeyCodec(api_version)
-    codec = KeyCodec(api_version, int.from_bytes(span.start[1:PREFIX_SIZE], "big"))
+        return KeyCodec(api_version, mode=mode)
+    codec = KeyCodec(api_version, int.from_bytes(span.start[1:PREFIX_SIZE], "big"), mode)
     if not codec.rpc_range().contains(span):
         raise BackupUnsupported(f"{span} spans more than one keyspace")
     return codec
 
 
-def keyspace_codec(api_version: ApiVersion, keyspace_id: int, option: str, hint: str | None = None) -> KeyCodec:
+def keyspace_codec(
+    api_version: ApiVersion, keyspace_id: int, option: str, hint: str | None = None, mode: KeyMode = KeyMode.RAW
+) -> KeyCodec:
     """The codec of a keyspace that the user chose with an option. Raises `UsageError` if there can be no such keyspace."""
     try:
-        return KeyCodec(api_version, keyspace_id)
+        return KeyCodec(api_version, keyspace_id, mode)
     except UnsupportedFormat as error:
         raise UsageError(f"{option}: {error}", hint=hint) from None
 
@@ -42,16 +44,18 @@ def keyspaces_in(api_version: ApiVersion, ranges: Iterable[KeyRange]) -> tuple[i
     return tuple(sorted({int.from_bytes(each.start[1:PREFIX_SIZE], "big") for each in ranges}))
 
 
-def nothing_matched(place: str, api_version: ApiVersion, spans: Sequence[KeyRange]) -> NothingMatched:
+def nothing_matched(
+    place: str, api_version: ApiVersion, spans: Sequence[KeyRange], mode: KeyMode = KeyMode.RAW
+) -> NothingMatched:
     """The error for RPC ranges without a row: it shows their user keys as text and in hex."""
-    return NothingMatched(f"{place} has no row {describe_ranges(api_version, spans)}")
+    return NothingMatched(f"{place} has no row {describe_ranges(api_version, spans, mode)}")
 
 
-def describe_ranges(api_version: ApiVersion, spans: Sequence[KeyRange]) -> str:
+def describe_ranges(api_version: ApiVersion, spans: Sequence[KeyRange], mode: KeyMode = KeyMode.RAW) -> str:
     """The first RPC ranges for messages, by user keys as text and in hex."""
     texts = []
     for span in spans[:RANGES_SHOWN]:
-        codec = codec_of(api_version, span)
+        codec = codec_of(api_version, span, mode)
         keys = codec.user_range(span)
         start, end = show_both(keys.start), show_both(keys.end)
         where = f" in keyspace {codec.keyspace_id}" if codec.is_v2 else ""

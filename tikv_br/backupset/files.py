@@ -8,17 +8,22 @@ import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.records import LATER
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore, read_chunks
 from tikv_br.storage.crypter import new_iv
 
 TAIL_SIZE = 64 << 10
 """Bytes at the end of a file that `FileEntry.tail_sha256` covers: footer, properties and (nearly) all of an SST's index."""
+
+
+ColumnFamily: TypeAlias = Literal["default", "write"]
+"""The column family of a file's rows. Transactional rows have two: values above 255 bytes, and all commits."""
 
 
 class FileKind(enum.StrEnum):
@@ -80,6 +85,8 @@ class FileEntry:
     expiry: Expiry = field(default_factory=Expiry)
     cipher_iv: Hex = b""
     """Initialization vector in an encrypted backup; stores also return one for plain files, where it has no meaning."""
+    cf: ColumnFamily = field(default="default", metadata=LATER)
+    """Default and write file of a part have the same range."""
 
     @property
     def key_range(self) -> KeyRange:

@@ -10,6 +10,7 @@ from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.sealed import seal, unseal
 from tikv_br.formats.json_types import ApiLabel, Hex
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.records import LATER, RecordSequence
 from tikv_br.resume_options import MAY_CHANGE
@@ -61,6 +62,7 @@ class Description:
     """URLs of the backups and the log that a merged backup was made from, without credentials."""
     version_check_skipped: bool = field(default=False, metadata={**LATER, **MAY_CHANGE})
     """True if it was made with ``--skip-version-check``."""
+    key_mode: KeyMode = field(default=KeyMode.RAW, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,11 @@ class Manifest:
     """Hash of `backupmeta` as written: detects an edited one."""
     regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
     """Regions that the rows came from; empty = not recorded."""
+
+    @property
+    def format_version(self) -> int:
+        """2 for a transactional backup, so that a version that only knows RawKV asks for a newer one; see `records`."""
+        return 2 if self.description.key_mode is KeyMode.TXN else 1
 
 
 _MANY_FILES = 10_000

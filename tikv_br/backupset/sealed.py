@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tikv_br.backupset import layout
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch
-from tikv_br.records import FORMAT_VERSION, dump, dump_compact, load
+from tikv_br.records import dump, dump_compact, load
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import IV_SIZE, KEY_SIZES, Crypter
 
@@ -30,6 +30,9 @@ def read_record(store: ObjectStore, kind: type[T], name: str) -> T:
     return load(kind, unseal(store.get(name), store.location.crypter, name), name)
 
 
+_ENVELOPE_VERSION = 1
+
+
 def seal(record: bytes, crypter: Crypter) -> bytes:
     """The object's bytes for a record: the record itself, where nothing is encrypted."""
     if not crypter.encrypts:
@@ -37,7 +40,7 @@ def seal(record: bytes, crypter: Crypter) -> bytes:
     iv = crypter.mac("record", record)[:IV_SIZE]
     document = {
         "encryption": crypter.method,
-        "format_version": FORMAT_VERSION,
+        "format_version": _ENVELOPE_VERSION,
         "key_check": _key_check(crypter, iv).hex(),
         "iv": iv.hex(),
         "ciphertext": base64.b64encode(crypter.stream(iv)(record)).decode(),
@@ -59,7 +62,7 @@ def unseal(data: bytes, crypter: Crypter, name: str) -> bytes:
         raise CrypterMismatch(f"{name} is encrypted with {method}, but {problem}", hint=_KEY_HINT)
     record = crypter.stream(iv)(ciphertext)
     if crypter.mac("record", record)[:IV_SIZE] != iv:
-        if version > FORMAT_VERSION:
+        if version > _ENVELOPE_VERSION:
             raise BackupUnsupported(f"{name} is encrypted in a newer format", hint="Use a newer tikv-br.")
         if not hmac.compare_digest(key_check, _key_check(crypter, iv)):
             raise CrypterMismatch(f"{name} is encrypted with another key", hint=_KEY_HINT)

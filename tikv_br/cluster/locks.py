@@ -24,7 +24,7 @@ from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import MAX_TS, physical_ms, show_ts
 from tikv_br.errors import RequestRefused
-from tikv_br.formats.keys.codec import TxnCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.text import show_key
 
 PAGE_LOCKS = 1024
@@ -78,7 +78,7 @@ class LockResolver:
     ) -> None:
         """`sleep` is called before each page, too, with 0: what it raises ends the work."""
         self._router = cluster.router
-        self._codec = TxnCodec(cluster.api_version)
+        self._codec = KeyCodec(cluster.api_version, mode=KeyMode.TXN)
         self._cluster_id = cluster.cluster_id
         self._tso = cluster.pd.tso
         self._sleep, self._clock = sleep, clock

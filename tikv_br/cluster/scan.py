@@ -17,7 +17,7 @@ from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import ClusterUnfit, ClusterUnreachable, RequestRefused
 from tikv_br.formats import rawscan
 from tikv_br.formats.errors import DamagedBytes
-from tikv_br.formats.keys.codec import KeyCodec, TxnCodec
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.rawscan import RawPage
 
@@ -30,7 +30,7 @@ SendPart = Callable[[StoreClient, kvrpcpb_pb2.Context, bytes, bytes], T]
 class RangeWalk:
     """The rest of an RPC range [start, end); an empty end, possible before V2 only, is no end. For one thread."""
 
-    def __init__(self, router: Router, codec: KeyCodec | TxnCodec, cluster_id: int, start: bytes, end: bytes) -> None:
+    def __init__(self, router: Router, codec: KeyCodec, cluster_id: int, start: bytes, end: bytes) -> None:
         self._router = router
         self._codec = codec
         self._cluster_id = cluster_id

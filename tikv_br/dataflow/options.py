@@ -12,6 +12,7 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.compression import Compression
@@ -110,6 +111,7 @@ class BackupOptions:
     dry_run: bool = field(default=False, metadata=MAY_CHANGE)
     allow_empty: bool = field(default=False, metadata=MAY_CHANGE)
     """Accept explicit ranges or keyspaces without rows."""
+    key_mode: KeyMode = field(default=KeyMode.RAW, metadata=compared_as("key_mode"))
 
     def check(self) -> None:
         """Raise `UsageError` for options that are invalid for every cluster."""

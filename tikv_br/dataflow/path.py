@@ -47,6 +47,7 @@ def describe(context: BackupContext) -> Description:
         encryption=context.options.storage.crypter.method,
         started_ms=context.started_ms,
         scanned_ts=context.scanned_ts,
+        key_mode=context.options.key_mode,
         version_check_skipped=context.options.cluster.skip_version_check,
         **asdict(context.lineage),
     )
@@ -126,7 +127,7 @@ def find_resumable_backup(context: BackupContext) -> None:
     context.started_ms = unfinished.description.started_ms
     context.set_backup_ts(unfinished.description.backup_ts)
     if context.path_state is PathState.COMMITTED:
-        context.manifest = BackupSet.open(context.store).manifest
+        context.manifest = BackupSet.open(context.store, key_mode=None).manifest
         context.reporter(Notice(f"run {unfinished.run_id} has completed the backup; only the clean-up is left"))
     else:
         _resume_work(context, unfinished)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import backupmeta, layout, manifest
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.backup_writer import BackupWriter
+from tikv_br.backupset.files import ColumnFamily
 from tikv_br.backupset.ledger import one_per_interval, write_entry
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import (
@@ -24,6 +27,7 @@ from tikv_br.errors import (
     StorageUnreachable,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
@@ -69,6 +73,59 @@ def test_backup_is_read_back(store: ObjectStore) -> None:
     for file in opened.files:
         opened.verify_identity(file)
         opened.verify_content(file)
+
+
+def test_a_transactional_backup_is_told_from_a_raw_one(store: ObjectStore) -> None:
+    """Default and write file of a part share its range; only who can read such data opens it."""
+    writer, place = begin_backup(store), store.location.redacted()
+    entries = []
+    for entry in do_all(store):
+        pair = [
+            replace(
+                file, name=f"{file.name[:-4]}_{cf}.sst", start_key=txn(file.start_key), end_key=txn(file.end_key), cf=cf
+            )
+            for file in entry.files
+            for cf in get_args(ColumnFamily)
+        ]
+        for file, raw in zip(pair, [file for file in entry.files for _ in range(2)], strict=True):
+            store.put(file.name, store.get(raw.name))
+        entries.append(replace(entry, files=tuple(pair)))
+    description = describe(store)
+    ranges = tuple(KeyRange(txn(part.start), txn(part.end)) for part in description.ranges)
+    made = writer.commit(replace(description, key_mode=KeyMode.TXN, ranges=ranges), entries)
+    opened = BackupSet.open(store, KeyMode.TXN)
+    assert (opened.manifest, opened.ranges, opened.key_mode) == (made, ranges, KeyMode.TXN)
+    assert {file.cf for file in opened.files} == {"default", "write"}
+    assert opened == BackupSet.open_any(store, key_mode=None)
+    assert opened.codec_of(ranges[0]).prefix == b"x\0\0\0"
+    assert json.loads(store.get(layout.MANIFEST))["format_version"] == 2
+    with pytest.raises(BackupUnsupported, match=f"{re.escape(place)} is a backup of TxnKV data") as refused:
+        BackupSet.open(store)
+    assert "restore txn" in refused.value.hint
+    store.put(layout.MANIFEST, store.get(layout.MANIFEST).replace(b'version": 2', b'version": 1', 1))
+    with pytest.raises(BackupDamaged, match="format version"):
+        BackupSet.open(store, KeyMode.TXN)
+
+
+def test_a_raw_backup_is_no_transactional_one(complete: ObjectStore) -> None:
+    """The refusal names the command for it."""
+    with pytest.raises(BackupUnsupported, match="is a backup of RawKV data") as refused:
+        BackupSet.open(complete, KeyMode.TXN)
+    assert "restore raw" in refused.value.hint
+
+
+def test_overlapping_files_of_one_family_are_refused(store: ObjectStore) -> None:
+    """Only default and write file of a part may have the same range."""
+    writer, entry = begin_backup(store), do_task(store, 0)
+    file, name = entry.files[0], f"{entry.files[0].name}-again.sst"
+    store.put(name, store.get(file.name))
+    with pytest.raises(CoverageError, match="overlap"):
+        writer.commit(describe(store), [replace(entry, files=(file, replace(file, name=name)))])
+
+
+def txn(key: bytes) -> bytes:
+    """The key with the mode of transactions."""
+    return b"x" + key[1:]
 
 
 def test_a_commit_leaves_only_the_backup(store: ObjectStore) -> None:

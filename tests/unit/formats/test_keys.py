@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 from tests.unit.formats.examples import keys, keyspaces, many, timestamps
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
-from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec
+from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
-codecs = st.sampled_from([V1, V1TTL]) | st.builds(KeyCodec, st.just(ApiVersion.V2), keyspaces)
+TXN = KeyCodec(ApiVersion.V1, mode=KeyMode.TXN)
+codecs = st.sampled_from([V1, V1TTL, TXN]) | st.builds(
+    KeyCodec, st.just(ApiVersion.V2), keyspaces, st.sampled_from(KeyMode)
+)
 """Codecs of any API version and keyspace."""
 
 
@@ -48,6 +51,16 @@ def test_ranges_of_v2_have_both_ends(keyspace: int, start: bytes, end: bytes, ex
     assert KeyCodec(ApiVersion.V2, keyspace).rpc_range(KeyRange(start, end)) == KeyRange(*expected)
 
 
+def test_transactional_keys() -> None:
+    """They are encoded in every API version, and have a prefix in V2: the forms in files of real servers."""
+    assert TXN.rpc_key(b"k") == b"k"
+    assert TXN.bound(b"k").hex() == "6b00000000000000f8"
+    assert TXN.storage_key(b"k", 2).hex() == "6b00000000000000f8fffffffffffffffd"
+    assert TXN.bound(b"") == b""
+    assert KeyCodec(ApiVersion.V2, 3, KeyMode.TXN).rpc_range() == KeyRange(b"x\0\0\3", b"x\0\0\4")
+    assert KeyCodec(ApiVersion.V2, MAX_KEYSPACE, KeyMode.TXN).rpc_range() == KeyRange(b"x\xff\xff\xff", b"y")
+
+
 def test_no_bound_stays_no_bound() -> None:
     """The empty bound means "unbounded" and never becomes the encoding of an empty string."""
     assert V2.bound(b"") == b""
@@ -62,7 +75,7 @@ def test_round_trip(codec: KeyCodec, user: bytes, ts: int) -> None:
     assert codec.user_key(rpc) == user
     assert codec.from_bound(codec.bound(rpc)) == rpc
     stored = codec.storage_key(rpc, ts)
-    if codec.is_v2:
+    if codec.is_encoded:
         assert codec.parse_storage_key(stored) == (rpc, ts)
         assert codec.from_bound(stored) == rpc
     else:
