@@ -39,7 +39,7 @@ _Answer: TypeAlias = "grpc.Future[kvrpcpb_pb2.RawGetKeyTTLResponse]"
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _TtlRequest:
     """A request in flight."""
 
     row: int
@@ -132,7 +132,7 @@ class TtlFetcher:
         import numpy as np
 
         expiries: list[_Expiry | None] = [None] * len(keys)
-        pending: deque[_Request] = deque()
+        pending: deque[_TtlRequest] = deque()
         self._fastest = math.inf
 
         def receive_first() -> None:
@@ -170,7 +170,7 @@ class TtlFetcher:
         found: Flags = pc.is_in(keys, pa.chunked_array(pages, keys.type)).to_numpy(zero_copy_only=False)
         return found
 
-    def _adapt(self, request: _Request, pending: int) -> bool:
+    def _adapt(self, request: _TtlRequest, pending: int) -> bool:
         """Adapt the window to the duration of a request while ``pending`` others are in flight; returns whether it has queued."""
         if not request.received:  # it failed
             return False
@@ -185,8 +185,8 @@ class TtlFetcher:
             self._window = min(self._window + 1, IN_FLIGHT)
         return waited
 
-    def _send(self, row: int, key: bytes, *, is_retry: bool = False) -> _Request:
-        request = _Request(row, key, is_retry)
+    def _send(self, row: int, key: bytes, *, is_retry: bool = False) -> _TtlRequest:
+        request = _TtlRequest(row, key, is_retry)
         try:
             region = self._region_of(key)
             store = self._cluster.store(region.leader.store_id)
@@ -199,7 +199,7 @@ class TtlFetcher:
         request.answer.add_done_callback(request.mark_received)
         return request
 
-    def _expiry(self, request: _Request) -> _Expiry | None:
+    def _expiry(self, request: _TtlRequest) -> _Expiry | None:
         """The expiry from the answer; None if the key does not exist. Repeats a failed request, with retries."""
         try:
             if request.answer is not None:

@@ -170,7 +170,7 @@ def no_locks(_safe_point: int, _sleep: Callable[[float], None]) -> LockReport:
     return NO_LOCKS
 
 
-class _Stopped(Exception):
+class _RoundStopped(Exception):
     """The worker was stopped in a round."""
 
 
@@ -207,7 +207,7 @@ class GcWorker:
         try:
             while not stop.is_set():
                 try:
-                    with contextlib.suppress(_Stopped), LeaseHolder(self._etcd, self._options.lease) as lease:
+                    with contextlib.suppress(_RoundStopped), LeaseHolder(self._etcd, self._options.lease) as lease:
                         self._run_as_candidate(Candidate(self._etcd, lease, self.name), stop)
                 except (EtcdLeaseExpired, EtcdUnreachable) as error:
                     log.warning("not a candidate any more, joining the election again: %s", error.message)
@@ -234,11 +234,11 @@ class GcWorker:
                 candidate.check()
 
     def _do_round(self, candidate: Candidate, stop: threading.Event) -> float:
-        """Try one round; returns the seconds until the next one. Raises `EtcdError`, `_Stopped`."""
+        """Try one round; returns the seconds until the next one. Raises `EtcdError`, `_RoundStopped`."""
 
         def sleep(seconds: float) -> None:
             if stop.wait(seconds):
-                raise _Stopped
+                raise _RoundStopped
             candidate.check()
 
         confirm = partial(candidate.confirm, self._options.margin)
