@@ -8,6 +8,7 @@ Modules, in reading order:
 - `keys`, `values`: keys and values of one row in all their forms
 - `columns`: the Arrow schemas of rows, and columns as numpy arrays
 - `rows`: batches between user records and stored rows
+- `mvcc`: rows of transactions, in two column families
 - `order`: rows sorted by key, each key once
 - `checksum`: RawKV checksums
 - `rawscan`, `cdc`: pages of RawScan, events of change feeds

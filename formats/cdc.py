@@ -80,6 +80,7 @@ def parse(message: bytes) -> ChangeEvent | None:
     """
     from tikv_br.formats import columns
     from tikv_br.formats.kernels import cdc as kernels
+    from tikv_br.formats.kernels.memory import NOT_THERE
 
     data = columns.from_bytes(message)
     likely = len(message) // LIKELY_ROW
@@ -90,7 +91,7 @@ def parse(message: bytes) -> ChangeEvent | None:
         rows = np.empty((counts[1] + 1, kernels.ROW_COLUMNS), np.uint64)
         regions = np.empty(counts[2] + 1, np.uint64)
         counts = kernels.walk(data, events, rows, regions, head)
-        if counts[0] == kernels.NOT_THERE:
+        if counts[0] == NOT_THERE:
             return None
         fits = counts[0] < len(events) and counts[1] < len(rows) and counts[2] < len(regions)
     events, rows = events[: counts[0]], rows[: counts[1]]

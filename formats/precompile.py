@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from tikv_br.formats import cdc, checksum, columns, jit, rawscan
+from tikv_br.formats import cdc, checksum, columns, jit, mvcc, rawscan
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY
@@ -26,6 +26,7 @@ from tikv_br.formats.keys.ranges import EVERY_KEY
 _MODULES = (
     "kernels.cdc",
     "kernels.checksum",
+    "kernels.mvcc",
     "kernels.rawput",
     "kernels.rawscan",
     "kernels.rows",
@@ -89,6 +90,9 @@ def call_kernels() -> None:
         rows.from_storage(stored, codec)
         _call_sst_kernels(stored, page, v1, codec)
     rows.live(record, 0)
+    long = columns.records(key, columns.from_list([bytes(256)]), ts=np.ones(1, np.uint64))
+    default, write = mvcc.split(long)
+    list(mvcc.join([write], [default]))
     _call_row_kernels(record)
     event = cast("cdc.ChangeEvent", cdc.parse(b""))
     event.records(v1, EVERY_KEY)

@@ -18,7 +18,7 @@ from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 
-_REASONS = {
+REASONS = {
     kernels.NO_DATA_PREFIX: "the key does not begin with z",
     kernels.BAD_LENGTH: "the key's length is not that of a memcomparable key with a timestamp",
     kernels.BAD_MARKER: "the key has an impossible group marker",
@@ -174,7 +174,7 @@ def _decode_values(rows: pa.RecordBatch, codec: KeyCodec) -> tuple[pa.LargeBinar
 
 def _check_decoded(row: int, reason: int, rows: pa.RecordBatch, codec: KeyCodec) -> None:
     if reason != kernels.GOOD:
-        what = _REASONS[reason].format(keyspace=codec.keyspace_id)
+        what = REASONS[reason].format(keyspace=codec.keyspace_id)
         raise DamagedBytes(f"row {row}, key {show_key(rows['key'][row].as_py())}: {what}")
 
 

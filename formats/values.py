@@ -22,6 +22,8 @@ FLAG_EXPIRE = 1
 """The V2 flag for an expiry before the flags."""
 FLAG_DELETED = 2
 """The flag of V2 that makes a tombstone."""
+SHORT_VALUE = 255
+"""Bytes of the largest value of a transaction that its write record holds itself."""
 
 
 class StoredValue(NamedTuple):

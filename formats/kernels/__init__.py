@@ -8,6 +8,7 @@ Modules, in reading order:
 
 - `addresses`, `memory`: raw memory, copies and numbers
 - `rows`: keys and values between user and storage form, and the order of keys
+- `mvcc`: rows of the column families of transactions
 - `checksum`: XOR of rows for the checksum
 - `rawscan`, `rawput`, `cdc`: parsing and writing protobuf messages
 """

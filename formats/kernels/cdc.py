@@ -14,14 +14,9 @@ import numpy.typing as npt
 
 from tikv_br.formats.columns import Bytes, Flags, Numbers, Offsets
 from tikv_br.formats.jit import njit
-from tikv_br.formats.kernels.memory import U64, copy
+from tikv_br.formats.kernels.memory import NOT_THERE, U64, copy, get_varint
 
 Table = npt.NDArray[np.uint64]
-
-NOT_THERE = -1
-MORE = 0x80
-PAYLOAD = 0x7F
-MAX_SHIFT = 63
 
 TAG_EVENT, TAG_RESOLVED = 0x0A, 0x12  # ChangeDataEvent
 TAG_REGION_ID, TAG_INDEX, TAG_REQUEST_ID = 0x08, 0x10, 0x38  # Event
@@ -38,23 +33,6 @@ TS, EXPIRE, OP, KEY, KEY_SIZE, VALUE, VALUE_SIZE, TYPE, START_TS, ROW_COLUMNS = 
 
 
 @njit(forceinline=True)
-def _varint(data: Bytes, at: int, stop: int) -> tuple[np.uint64, int]:
-    """The number at `at` and where it ends; `NOT_THERE` when it does not before `stop`, or has more than 64 bits."""
-    number = U64(0)
-    for shift in range(0, MAX_SHIFT + 1, 7):
-        if at >= stop:
-            return number, NOT_THERE
-        byte = data[U64(at)]
-        at += 1
-        if shift == MAX_SHIFT and byte > 1:
-            return number, NOT_THERE
-        number |= U64(byte & PAYLOAD) << U64(shift)
-        if not byte & MORE:
-            return number, at
-    return number, NOT_THERE
-
-
-@njit(forceinline=True)
 def _signed(number: np.uint64) -> int:
     """A number below 2^63 as one that may be subtracted from; mixed with signed ones, numba makes it a float."""
     return np.int64(number)  # type: ignore[return-value]
@@ -63,7 +41,7 @@ def _signed(number: np.uint64) -> int:
 @njit(forceinline=True)
 def _field(data: Bytes, at: int, stop: int) -> tuple[int, int]:
     """Return start and end of the bytes field whose length is at `at`; end `NOT_THERE` = beyond `stop`."""
-    size, at = _varint(data, at, stop)
+    size, at = get_varint(data, at, stop)
     if at == NOT_THERE or size > U64(stop - at):
         return at, NOT_THERE
     return at, at + _signed(size)
@@ -97,7 +75,7 @@ def _row(data: Bytes, at: int, stop: int, row: Numbers) -> int:
             row[column], row[column + 1] = start, at - start
         else:
             column = _number_column(tag)
-            number, at = _varint(data, at + 1, stop)
+            number, at = get_varint(data, at + 1, stop)
             if NOT_THERE in (at, column):
                 return NOT_THERE
             row[column] = number
@@ -143,7 +121,7 @@ def _event(data: Bytes, at: int, stop: int, rows: Table, count: int, event: Numb
                 return NOT_THERE
             contents += 1
             continue
-        number, at = _varint(data, at + 1, stop)
+        number, at = get_varint(data, at + 1, stop)
         if at == NOT_THERE:
             return NOT_THERE
         if tag == TAG_REGION_ID:
@@ -172,7 +150,7 @@ def _resolved(data: Bytes, at: int, stop: int, regions: Numbers, head: Numbers) 
         else:
             at += 1
         while tag != TAG_REGIONS_PACKED or at < packed_stop:
-            number, at = _varint(data, at, packed_stop)
+            number, at = get_varint(data, at, packed_stop)
             if at == NOT_THERE:
                 return NOT_THERE
             if tag == TAG_REGIONS_PACKED or tag == TAG_REGIONS:  # noqa: PLR1714, SIM109 - numba would build a set

@@ -14,6 +14,8 @@ from tikv_br.formats.jit import njit
 
 WORD = 8
 U64 = np.uint64
+NOT_THERE = -1
+_MORE, _PAYLOAD, _MAX_SHIFT = 0x80, 0x7F, 63
 
 
 @njit(forceinline=True)
@@ -31,6 +33,23 @@ def put_u64(target: Bytes, at: int, number: np.uint64) -> None:
     start = U64(at)
     for index in range(U64(WORD)):
         target[start + index] = np.uint8((number >> (U64(56) - U64(8) * index)) & U64(0xFF))
+
+
+@njit(forceinline=True)
+def get_varint(data: Bytes, at: int, stop: int) -> tuple[np.uint64, int]:
+    """The number at `at` and where it ends; `NOT_THERE` when it does not before `stop`, or has more than 64 bits."""
+    number = U64(0)
+    for shift in range(0, _MAX_SHIFT + 1, 7):
+        if at >= stop:
+            return number, NOT_THERE
+        byte = data[U64(at)]
+        at += 1
+        if shift == _MAX_SHIFT and byte > 1:
+            return number, NOT_THERE
+        number |= U64(byte & _PAYLOAD) << U64(shift)
+        if not byte & _MORE:
+            return number, at
+    return number, NOT_THERE
 
 
 @njit(forceinline=True)

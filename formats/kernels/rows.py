@@ -19,7 +19,6 @@ Signs = npt.NDArray[np.int8]
 
 Z = np.uint8(ord("z"))
 FILL = np.uint8(FULL)
-FIRST = GROUP - PREFIX_SIZE  # user bytes beside the prefix in the first group
 
 GOOD = 0
 NO_DATA_PREFIX = 1
@@ -64,14 +63,14 @@ def strip_data_prefix(offsets: Offsets, data: Bytes) -> tuple[int, int, Offsets,
 
 
 @njit(forceinline=True)
-def _encode_key(out: Bytes, at: int, prefix: Bytes, data: Bytes, start: int, stop: int) -> int:
-    """Write the MCE of prefix and user key; returns where it ends."""
-    copy(out, at, prefix, 0, PREFIX_SIZE)
-    filled = PREFIX_SIZE
-    if stop - start >= FIRST:
-        copy(out, at + PREFIX_SIZE, data, start, FIRST)
+def encode_key(out: Bytes, at: int, prefix: Bytes, prefix_size: int, data: Bytes, start: int, stop: int) -> int:
+    """Write the MCE of prefix, of less than a group, and user key; returns where it ends."""
+    copy(out, at, prefix, 0, prefix_size)
+    first, filled = GROUP - prefix_size, prefix_size
+    if stop - start >= first:
+        copy(out, at + prefix_size, data, start, first)
         out[at + GROUP] = FILL
-        at, start, filled = at + ENCODED_GROUP, start + FIRST, 0
+        at, start, filled = at + ENCODED_GROUP, start + first, 0
     while stop - start >= GROUP:
         put_u64(out, at, get_u64(data, start))
         out[at + GROUP] = FILL
@@ -97,7 +96,7 @@ def encode_v2_keys(
     out = np.empty(ends[rows], np.uint8)
     for row in range(rows):
         out[ends[row]] = Z
-        at = _encode_key(out, ends[row] + 1, prefix, data, offsets[row], offsets[row + 1])
+        at = encode_key(out, ends[row] + 1, prefix, PREFIX_SIZE, data, offsets[row], offsets[row + 1])
         put_u64(out, at, ~(ts[row] or default_ts))
     return ends, out
 
@@ -118,8 +117,8 @@ def _check_groups(data: Bytes, start: int, last: int) -> tuple[int, int]:
 
 
 @njit(forceinline=True)
-def check_v2_key(data: Bytes, start: int, stop: int, prefix: Bytes) -> tuple[int, int]:
-    """(reason or `GOOD`, size of the user key) of one storage key."""
+def check_versioned_key(data: Bytes, start: int, stop: int, prefix: Bytes, prefix_size: int) -> tuple[int, int]:
+    """(reason or `GOOD`, size of the user key) of one storage key with a timestamp."""
     if stop == start or data[start] != Z:
         return NO_DATA_PREFIX, 0
     groups, rest = divmod(stop - start - 1 - TS_SIZE, ENCODED_GROUP)
@@ -128,20 +127,20 @@ def check_v2_key(data: Bytes, start: int, stop: int, prefix: Bytes) -> tuple[int
     reason, padding = _check_groups(data, start + 1, start + 1 + (groups - 1) * ENCODED_GROUP)
     if reason != GOOD:
         return reason, 0
-    size = groups * GROUP - padding - PREFIX_SIZE
+    size = groups * GROUP - padding - prefix_size
     if size < 0:
         return OTHER_KEYSPACE, 0
-    for index in range(PREFIX_SIZE):
+    for index in range(prefix_size):
         if data[start + 1 + index] != prefix[index]:
             return OTHER_KEYSPACE, 0
     return GOOD, size
 
 
 @njit(forceinline=True)
-def _decode_key(out: Bytes, at: int, size: int, data: Bytes, start: int) -> None:
+def decode_key(out: Bytes, at: int, size: int, data: Bytes, start: int, prefix_size: int) -> None:
     """Copy the user key of a checked storage key whose groups begin at `start`."""
-    first = min(size, FIRST)
-    copy(out, at, data, start + PREFIX_SIZE, first)
+    first = min(size, GROUP - prefix_size)
+    copy(out, at, data, start + prefix_size, first)
     at, stop, start = at + first, at + size, start + ENCODED_GROUP
     while stop - at >= GROUP:
         put_u64(out, at, get_u64(data, start))
@@ -156,7 +155,7 @@ def decode_v2_keys(offsets: Offsets, data: Bytes, prefix: Bytes) -> tuple[int, i
     ends = np.zeros(rows + 1, np.int64)
     ts = np.empty(rows, np.uint64)
     for row in range(rows):
-        reason, size = check_v2_key(data, offsets[row], offsets[row + 1], prefix)
+        reason, size = check_versioned_key(data, offsets[row], offsets[row + 1], prefix, PREFIX_SIZE)
         if reason == GOOD:
             ts[row] = ~get_u64(data, offsets[row + 1] - TS_SIZE)
             reason = GOOD if ts[row] else BAD_TS
@@ -165,7 +164,7 @@ def decode_v2_keys(offsets: Offsets, data: Bytes, prefix: Bytes) -> tuple[int, i
         ends[row + 1] = ends[row] + size
     out = np.empty(ends[rows], np.uint8)
     for row in range(rows):
-        _decode_key(out, ends[row], ends[row + 1] - ends[row], data, offsets[row] + 1)
+        decode_key(out, ends[row], ends[row + 1] - ends[row], data, offsets[row] + 1, PREFIX_SIZE)
     return 0, GOOD, ends, out, ts
 
 

@@ -12,8 +12,8 @@ from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.jit import njit
 from tikv_br.formats.kernels.addresses import Int, address, common_prefix
 from tikv_br.formats.kernels.memory import get_u64
-from tikv_br.formats.kernels.rows import GOOD, check_v2_key, check_v2_value
-from tikv_br.formats.keys.codec import TS_SIZE
+from tikv_br.formats.kernels.rows import GOOD, check_v2_value, check_versioned_key
+from tikv_br.formats.keys.codec import PREFIX_SIZE, TS_SIZE
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.check import check_key
 from tikv_br.formats.sst.reader import SstReader
@@ -59,7 +59,7 @@ def _explain(batch: pa.RecordBatch, row: int, last_key: bytes, api_version: ApiV
 def _is_storage_key(keys: Bytes, start: int, stop: int) -> bool:
     """Return whether a key is ``z``, a memcomparable raw key with a keyspace, and a timestamp other than 0."""
     own_prefix = keys[start + 1 : stop]
-    reason, _size = check_v2_key(keys, start, stop, own_prefix)
+    reason, _size = check_versioned_key(keys, start, stop, own_prefix, PREFIX_SIZE)
     return reason == GOOD and own_prefix[0] == _RAW_MODE and ~get_u64(keys, stop - TS_SIZE) != 0
 
 

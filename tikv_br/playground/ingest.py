@@ -20,7 +20,7 @@ from tikv_br.playground.node import INGEST_WITHOUT_PEER_FILE, StoreNode
 from tikv_br.playground.region import Region
 from tikv_br.playground.rewrite import RangeRewrite, RewriteFault
 from tikv_br.playground.sst_file import COLUMN_FAMILIES, BadMeta, SstInspection, SstStore, UnreadableSst
-from tikv_br.playground.txn.mvcc import CommitRecord
+from tikv_br.playground.txn.mvcc import decode_record
 
 
 class DownloadFault(Exception):
@@ -108,7 +108,7 @@ def _rewritten(rows: Iterator[Row], rewrite: RangeRewrite) -> Iterator[Row]:
 
 def _restamped(stored: bytes, ts: int) -> bytes:
     """A commit record whose transaction has started at ``ts``, as its value's key says after the rewrite."""
-    return replace(CommitRecord.decode(stored), start_ts=ts).encode()
+    return replace(decode_record(stored), start_ts=ts).encode()
 
 
 def _write(rows: Iterator[Row], path: Path) -> bool:

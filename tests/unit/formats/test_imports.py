@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-LIGHT = ("api_version", "checksum", "errors", "keys.codec", "keys.ranges", "keys.text", "rawscan", "values")
+LIGHT = ("api_version", "checksum", "errors", "keys.codec", "keys.ranges", "keys.text", "mvcc", "rawscan", "values")
 
 
 def test_modules_of_the_control_path_are_light() -> None:

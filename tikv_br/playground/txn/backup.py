@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.mvcc import PUT
 from tikv_br.playground.backup_files import RawBackup, RegionSpan
 from tikv_br.playground.encoding import Row, memcomparable
 from tikv_br.playground.engine import DEFAULT, WRITE
 from tikv_br.playground.external_storage import ExternalStorage
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.txn.mvcc import PUT, MvccReader, Snapshot
+from tikv_br.playground.txn.mvcc import MvccReader, Snapshot
 from tikv_br.playground.txn.state import FutureTs, KeyFault, TxnState, locked
 
 

@@ -14,17 +14,15 @@ from operator import itemgetter
 from typing import Final
 
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import DATA_PREFIX, MAX_TS
-from tikv_br.formats.sst.coding import decode_varint, encode_varint
+from tikv_br.formats.mvcc import DELETE, LOCK_ONLY, PUT, ROLLBACK, WriteRecord
 from tikv_br.playground.encoding import DeadlyData, data_range, from_memcomparable, memcomparable
 from tikv_br.playground.engine import LOCK, WRITE, Change, RocksEngine
 
-SHORT_VALUE: Final = 255
-"""Bytes of the largest value that a lock and a commit record hold themselves."""
-PUT, DELETE, LOCKED, ROLLBACK = b"P", b"D", b"L", b"R"
-_PROTECTED: Final = b"p"
-_KINDS: Final = {kv.Put: PUT, kv.Del: DELETE, kv.Lock: LOCKED, kv.PessimisticLock: LOCKED}
+_KINDS: Final = {kv.Put: PUT, kv.Del: DELETE, kv.Lock: LOCK_ONLY, kv.PessimisticLock: LOCK_ONLY}
 _OLDEST: Final = b"\xff" * 8
+_NOTHING: Final = WriteRecord(DELETE, 0)
 
 
 def lock_key(key: bytes) -> bytes:
@@ -65,9 +63,9 @@ class LockRecord:
         """Return whether its TTL has ended at a timestamp."""
         return (self.ts >> 18) + self.info.lock_ttl < now >> 18
 
-    def committed(self) -> CommitRecord:
+    def committed(self) -> WriteRecord:
         """The record that its commit writes."""
-        return CommitRecord(_KINDS[self.info.lock_type], self.ts, self.value)
+        return WriteRecord(_KINDS[self.info.lock_type], self.ts, self.value)
 
     def to_change(self) -> Change:
         info = self.info.SerializeToString()
@@ -80,53 +78,12 @@ class LockRecord:
         return cls(kv.LockInfo.FromString(stored[4:end]), stored[end + 1 :] if stored[end:] else None)
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRecord:
-    """A record of the column family ``write``, in TiKV's encoding."""
-
-    kind: bytes
-    start_ts: int
-    value: bytes | None = None
-    """A short value; None if there is none, or it is in ``default``."""
-    is_rolled_back: bool = False
-    """The transaction that started at this commit's ts is rolled back: an overlapped rollback."""
-    fence: int | None = None
-    """GC fence: ts of the next version when the overlapped rollback came. This version ends there; 0 = nowhere."""
-
-    @classmethod
-    def rollback(cls, start_ts: int, *, protected: bool) -> CommitRecord:
-        return cls(ROLLBACK, start_ts, _PROTECTED if protected else None)
-
-    def encode(self) -> bytes:
-        value = b"" if self.value is None else b"v" + bytes([len(self.value)]) + self.value
-        fence = b"" if self.fence is None else b"F" + self.fence.to_bytes(8, "big")
-        return self.kind + encode_varint(self.start_ts) + value + b"R" * self.is_rolled_back + fence
-
-    @classmethod
-    def decode(cls, stored: bytes) -> CommitRecord:
-        """Raises `DeadlyData` for bytes that are no such record."""
-        start_ts, at = decode_varint(stored, 1)
-        value, is_rolled_back, fence = None, False, None
-        while at < len(stored):
-            field, at = stored[at : at + 1], at + 1
-            match field:
-                case b"v":
-                    value, at = stored[at + 1 : at + 1 + stored[at]], at + 1 + stored[at]
-                case b"R":
-                    is_rolled_back = True
-                case b"F":
-                    fence, at = int.from_bytes(stored[at : at + 8], "big"), at + 8
-                case b"l":  # last change: a hint for readers
-                    at = decode_varint(stored, at + 8)[1]
-                case b"S":  # source of the transaction
-                    at = decode_varint(stored, at)[1]
-                case _:
-                    raise DeadlyData(f"stored commit record {stored.hex()}: bad format")
-        return cls(stored[:1], start_ts, value, is_rolled_back, fence)
-
-    def is_valid(self, ts: int) -> bool:
-        """Return whether a reader at ``ts``, to which this is the newest version, must see it."""
-        return not self.fence or self.fence > ts
+def decode_record(stored: bytes) -> WriteRecord:
+    """A record of ``write``. Raises `DeadlyData`."""
+    try:
+        return WriteRecord.decode(stored)
+    except DamagedBytes as error:
+        raise DeadlyData(f"stored {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +92,7 @@ class Outcome:
 
     known: bool
     commit_ts: int = 0
-    overlapped: CommitRecord | None = None
+    overlapped: WriteRecord | None = None
     """Another transaction's record at the start ts of this one, where its rollback must go."""
     fence: int = 0
     """GC fence for a rollback there."""
@@ -175,7 +132,7 @@ class VisibleRow:
     """If a lock is found, without a timestamp."""
     lock: LockRecord | None
     commit_ts: int = 0
-    record: CommitRecord = CommitRecord(DELETE, 0)
+    record: WriteRecord = _NOTHING
 
     @property
     def key(self) -> bytes:
@@ -211,12 +168,12 @@ class MvccReader:
         for _, stored in self._engine.iterate(*data_range(start, end), family=LOCK):
             yield LockRecord.decode(stored)
 
-    def versions(self, key: bytes, ts: int = MAX_TS) -> Iterator[tuple[int, CommitRecord]]:
+    def versions(self, key: bytes, ts: int = MAX_TS) -> Iterator[tuple[int, WriteRecord]]:
         """Commit ts and record of each version up to ``ts``, newest first."""
         rows = self._engine.iterate(versioned_key(key, ts), lock_key(key) + _OLDEST, family=WRITE)
-        return ((_ts_of(data_key), CommitRecord.decode(stored)) for data_key, stored in rows)
+        return ((_ts_of(data_key), decode_record(stored)) for data_key, stored in rows)
 
-    def newest(self, key: bytes, ts: int = MAX_TS) -> tuple[int, CommitRecord] | None:
+    def newest(self, key: bytes, ts: int = MAX_TS) -> tuple[int, WriteRecord] | None:
         """Commit ts and record of the newest put or delete up to ``ts``; None if there is none, or it is collected."""
         return _newest(self.versions(key, ts), ts)
 
@@ -241,15 +198,14 @@ class MvccReader:
 
     def get(self, key: bytes, snapshot: Snapshot) -> VisibleRow | None:
         """What a reader finds at a key; None if that was never written. Of a delete, the record."""
-        lock, place = self.lock(key), lock_key(key)
+        lock = self.lock(key)
         if lock is not None and snapshot.blocked_by(lock):
-            if lock.ts in snapshot.committed:
-                return VisibleRow(place, None, 0, lock.committed())
-            # A read of the newest version of a primary key: its commit ts is still to come.
-            if snapshot.ts != MAX_TS or key != lock.info.primary_lock or lock.info.use_async_commit:
-                return VisibleRow(place, lock)
+            # Ignored by a read of the newest version of a primary key: its commit ts is still to come.
+            is_ignored = snapshot.ts == MAX_TS and key == lock.info.primary_lock and not lock.info.use_async_commit
+            if lock.ts in snapshot.committed or not is_ignored:
+                return _locked_row(lock, snapshot)
         found = self.newest(key, snapshot.ts)
-        return None if found is None else VisibleRow(place, None, *found)
+        return None if found is None else VisibleRow(lock_key(key), None, *found)
 
     def scan(self, start: bytes, end: bytes, snapshot: Snapshot, *, reverse: bool = False) -> Iterator[VisibleRow]:
         """What a reader finds between physical bounds, in key order, deletes included."""
@@ -286,15 +242,15 @@ def _locked_row(lock: LockRecord, snapshot: Snapshot) -> VisibleRow:
 def _visible_rows(rows: Iterable[tuple[bytes, bytes]], ts: int, *, reverse: bool) -> Iterator[tuple[bytes, VisibleRow]]:
     for place, group in itertools.groupby(rows, key=lambda row: row[0][:-8]):
         versions = ((_ts_of(data_key), stored) for data_key, stored in (reversed(list(group)) if reverse else group))
-        found = _newest(((each, CommitRecord.decode(stored)) for each, stored in versions if each <= ts), ts)
+        found = _newest(((each, decode_record(stored)) for each, stored in versions if each <= ts), ts)
         if found is not None:
             yield place, VisibleRow(place, None, *found)
 
 
-def _newest(versions: Iterable[tuple[int, CommitRecord]], ts: int) -> tuple[int, CommitRecord] | None:
+def _newest(versions: Iterable[tuple[int, WriteRecord]], ts: int) -> tuple[int, WriteRecord] | None:
     for commit_ts, record in versions:
         if record.kind in {PUT, DELETE}:
-            return (commit_ts, record) if record.is_valid(ts) else None
+            return None if 0 < (record.fence or 0) <= ts else (commit_ts, record)  # it has ended at its fence
     return None
 
 
@@ -302,15 +258,12 @@ def _ts_of(data_key: bytes) -> int:
     return MAX_TS - int.from_bytes(data_key[-8:], "big")
 
 
-# -- changes ----------------------------------------------------------------------------------------------------
-
-
 def unlock(key: bytes) -> Change:
     """Remove the lock of a key."""
     return LOCK, lock_key(key), None
 
 
-def put_record(key: bytes, commit_ts: int, record: CommitRecord) -> Change:
+def put_record(key: bytes, commit_ts: int, record: WriteRecord) -> Change:
     """Write a commit record."""
     return WRITE, versioned_key(key, commit_ts), record.encode()
 
@@ -338,7 +291,8 @@ def rollback_changes(
             changes.append(("default", versioned_key(key, start_ts), None))
     outcome = reader.outcome(key, start_ts)
     if outcome.overlapped is None:
-        changes.append(put_record(key, start_ts, CommitRecord.rollback(start_ts, protected=protected)))
+        record = WriteRecord(ROLLBACK, start_ts, b"p" if protected else None)
+        changes.append(put_record(key, start_ts, record))
     elif protected:
         record = replace(outcome.overlapped, is_rolled_back=True, fence=outcome.fence)
         changes.append(put_record(key, start_ts, record))

@@ -7,15 +7,14 @@ import time
 from typing import Final
 
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.mvcc import PUT, ROLLBACK
+from tikv_br.formats.values import SHORT_VALUE
 from tikv_br.playground import region_errors
 from tikv_br.playground.engine import DEFAULT, Change
 from tikv_br.playground.region import Region
 from tikv_br.playground.request_checks import RegionFault
 from tikv_br.playground.txn.commands import TxnCommands
 from tikv_br.playground.txn.mvcc import (
-    PUT,
-    ROLLBACK,
-    SHORT_VALUE,
     LockRecord,
     Snapshot,
     commit_changes,

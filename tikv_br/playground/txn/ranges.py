@@ -7,11 +7,12 @@ import itertools
 from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.keys.codec import MAX_TS
+from tikv_br.formats.mvcc import DELETE, PUT
 from tikv_br.playground.encoding import data_range, memcomparable
 from tikv_br.playground.engine import COLUMN_FAMILIES, DEFAULT, WRITE, Change, RocksEngine
 from tikv_br.playground.request_checks import RegionFault, check_within, key_outside
 from tikv_br.playground.txn.commands import TxnCommands
-from tikv_br.playground.txn.mvcc import DELETE, PUT, CommitRecord
+from tikv_br.playground.txn.mvcc import decode_record
 from tikv_br.playground.txn.state import TxnState
 
 
@@ -54,7 +55,7 @@ def collect_garbage(engine: RocksEngine, state: TxnState, safe_point: int) -> No
             for data_key, stored in versions:
                 if MAX_TS - int.from_bytes(data_key[-8:], "big") > safe_point:
                     continue
-                record = CommitRecord.decode(stored)
+                record = decode_record(stored)
                 if record.kind == PUT and not is_covered:
                     is_covered = True
                     continue

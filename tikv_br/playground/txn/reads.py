@@ -10,11 +10,12 @@ from fastcrc import crc64
 
 from tikv_br.cluster.pb import coprocessor_pb2, tipb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.mvcc import PUT
 from tikv_br.playground.encoding import memcomparable
 from tikv_br.playground.region import Region
 from tikv_br.playground.request_checks import RequestFault
 from tikv_br.playground.txn.commands import TxnCommands
-from tikv_br.playground.txn.mvcc import PUT, DefaultNotFound, Snapshot, VisibleRow
+from tikv_br.playground.txn.mvcc import DefaultNotFound, Snapshot, VisibleRow
 from tikv_br.playground.txn.state import locked
 
 _CHECKSUM: Final = 105

@@ -7,10 +7,11 @@ import threading
 from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.keys.codec import MAX_TS
+from tikv_br.formats.mvcc import WriteRecord
 from tikv_br.playground.encoding import DeadlyData
 from tikv_br.playground.request_checks import RegionFault, RequestFault
 from tikv_br.playground.timestamps import LOGICAL_BITS, Tso
-from tikv_br.playground.txn.mvcc import CommitRecord, LockRecord
+from tikv_br.playground.txn.mvcc import LockRecord
 from tikv_br.playground.versions import ServerVersion
 
 _MAX_AHEAD = 60_000 << LOGICAL_BITS
@@ -41,7 +42,7 @@ def conflict(
     start_ts: int,
     key: bytes,
     primary: bytes,
-    version: tuple[int, CommitRecord],
+    version: tuple[int, WriteRecord],
     reason: kv.WriteConflict.Reason.ValueType,
 ) -> KeyFault:
     """A newer version, or a rollback, is in the way."""
