@@ -15,12 +15,13 @@ unset PYTHONDONTWRITEBYTECODE # else each worker and each process of a test comp
 say() { printf '==> %s\n' "$*" >&2; }
 
 # Programs that some tests compare with or run against; without them those tests are skipped, in CI they fail.
-# No core test needs Go (for versitygw, fake-gcs-server and the Go client), npm (for Azurite), Maven (for Avro and Kafka) or Chromium (for the status page; 100 MB), so the default does without.
+# No core test needs Go (for JuiceFS, versitygw, fake-gcs-server and the Go client), npm (for Azurite), Maven (for Avro and Kafka) or Chromium (for the status page; 100 MB), so the default does without.
 install_packages() {
     local missing=()
     command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)
     command -v openssl >/dev/null || missing+=(openssl)
     [ "$selection" = core ] || command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || missing+=(golang-go ca-certificates)
+    [ "$selection" = core ] || command -v gcc >/dev/null || missing+=(gcc libc6-dev) # for JuiceFS
     [ "$selection" = core ] || command -v npm >/dev/null || missing+=(npm)
     [ ${#missing[@]} -eq 0 ] || apt_install "${missing[@]}"
     # By itself, as Ubuntu has no such package.
@@ -48,7 +49,7 @@ has_chromium() {
 build_programs() {
     local script scripts=(install_etcd)
     [ "$selection" != programs ] || scripts=()
-    [ "$selection" = core ] || scripts+=(install_client_go install_versitygw install_azurite install_fake_gcs_server install_spark_avro install_kafka install_deploy_tools ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
+    [ "$selection" = core ] || scripts+=(install_client_go install_juicefs install_versitygw install_azurite install_fake_gcs_server install_spark_avro install_kafka install_deploy_tools ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
     for script in "${scripts[@]}"; do
         "scripts/$script.sh" >/dev/null </dev/null || say "scripts/$script.sh failed: tests that need it will say so"
     done
