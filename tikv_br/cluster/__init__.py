@@ -11,6 +11,7 @@ Modules, in reading order:
 - `pd_http`: PD's HTTP API, and cluster status
 - `topology`: stores, and the API version that they are configured with
 - `store`, `event_feed`: the calls of one store, the pool of all stores, and a store's changes
+- `request_guards`: requests that would crash a store
 - `regions`, `region_errors`, `router`: the region cache, what region errors mean, and routing by key
 - `scan`, `rawkv`, `puts`: range scans, RawKV calls, and writes of Arrow columns
 - `locks`: locks of transactions, resolved as by every reader

@@ -26,6 +26,14 @@ SILENCE_SECONDS = 10.0
 """Seconds of silence of PD, as during an election, before it is reported."""
 WARN_SECONDS = 60.0
 """Interval of log messages about the silence."""
+PROBE_SECONDS = 10.0
+"""Interval at which a backup asks PD for the GC safe point."""
+OTHER_GC_HINT = (
+    "Nothing that was read since then is complete. Programs that do GC without regard to service safe points are JuiceFS "
+    "(gc-interval), others that use client-go's GC, and TiDB once a safe point has expired. Turn their GC off until the backup has "
+    "ended (JuiceFS: gc-interval=0), or give it a longer life time than a backup takes; then start over with --no-resume."
+)
+"""What to do if GC has passed the safe point of a backup."""
 
 
 class SafePointApi(Protocol):
@@ -38,20 +46,22 @@ class SafePointApi(Protocol):
         """Return the timestamp below which GC may remove old versions."""
 
 
-def protect(pd: SafePointApi, service_id: str, safe_point: int, ttl_seconds: int) -> None:
+def protect(pd: SafePointApi, service_id: str, safe_point: int, ttl_seconds: int, hint: str | None = None) -> None:
     """Register or renew a service safe point. Raises `SafePointError` when GC has already passed it."""
     _check_passed(
         max(pd.update_service_safe_point(service_id, ttl_seconds, safe_point), pd.gc_safe_point()),
         safe_point,
         service_id,
+        hint,
     )
 
 
-def _check_passed(passed: int, safe_point: int, service_id: str) -> None:
+def _check_passed(passed: int, safe_point: int, service_id: str, hint: str | None) -> None:
     """Raise `SafePointError` if GC, which is at ``passed``, has passed a service's safe point."""
     if passed > safe_point:
         raise SafePointError(
-            f"GC is at {show_ts(passed)} and has passed {show_ts(safe_point)}, the safe point of {service_id}"
+            f"GC is at {show_ts(passed)} and has passed {show_ts(safe_point)}, the safe point of {service_id}",
+            hint=hint,
         )
 
 
@@ -81,12 +91,14 @@ class SafePointKeeper:
         *,
         renew_every: float | None = None,
         probe_every: float | None = None,
+        hint: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`safe_point` is a timestamp; `ttl_seconds` is how long PD keeps it without a renewal.
 
         With `renew_every` it is renewed at least that often (in seconds), so that PD soon learns how it has advanced. With
         `probe_every` PD is asked for the GC safe point that often, so that `silent_seconds` soon shows that PD does not answer.
+        `hint` is what to do if GC has passed it.
         """
         self.service_id = service_id
         self.safe_point = safe_point
@@ -96,6 +108,7 @@ class SafePointKeeper:
         """True once GC is known to have passed the safe point."""
         self._pd = pd
         self._ttl = ttl_seconds
+        self._hint = hint
         self._every = min(ttl_seconds / RENEWALS_PER_TTL, renew_every or ttl_seconds)
         self._probes = max(1, round(self._every / probe_every)) if probe_every else 1  # the last of them renews
         self._clock = clock
@@ -139,6 +152,15 @@ class SafePointKeeper:
             left = self._held_until - now
             log.warning("%s: the safe point %s expires in %.0f s", describe_silence(silent), self.service_id, left)
 
+    def confirm(self) -> None:
+        """Ask PD now. Raises `SafePointError` if the safe point is lost, `ClusterError` if PD does not answer."""
+        self.check()
+        try:
+            _check_passed(self._pd.gc_safe_point(), self.safe_point, self.service_id, self._hint)
+        except SafePointError as error:
+            self.lost, self.passed = error, True
+            raise
+
     def advance(self, safe_point: int) -> None:
         """Guard only what is newer from now on; takes effect at PD with the next renewal. Never goes back."""
         self.safe_point = max(self.safe_point, safe_point)
@@ -175,12 +197,12 @@ class SafePointKeeper:
     def _probe(self) -> None:
         with self._waiting_for_pd():
             passed = self._pd.gc_safe_point()
-        _check_passed(passed, self.safe_point, self.service_id)
+        _check_passed(passed, self.safe_point, self.service_id, self._hint)
 
     def _renew(self, ttl_seconds: int) -> None:
         asked = self._clock()
         with self._waiting_for_pd():
-            protect(self._pd, self.service_id, self.safe_point, ttl_seconds)
+            protect(self._pd, self.service_id, self.safe_point, ttl_seconds, self._hint)
         self._held_until = asked + ttl_seconds
 
     @contextmanager
@@ -214,7 +236,15 @@ def choose_backup_ts(cluster: Cluster, safe_interval: float) -> int:
 def safe_point_keeper(cluster: Cluster, run_id: str, backup_ts: int, gc_ttl: int) -> SafePointKeeper:
     """A keeper, not yet started, of all that is newer than the versions that ``backup_ts`` sees."""
     ttl = max(gc_ttl, MIN_TTL)
-    return SafePointKeeper(cluster.pd, service_id(run_id), backup_ts - 1, ttl, renew_every=RENEW_SECONDS)
+    return SafePointKeeper(
+        cluster.pd,
+        service_id(run_id),
+        backup_ts - 1,
+        ttl,
+        renew_every=RENEW_SECONDS,
+        probe_every=PROBE_SECONDS,
+        hint=OTHER_GC_HINT,
+    )
 
 
 def service_id(run_id: str) -> str:

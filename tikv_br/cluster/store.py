@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -17,10 +16,11 @@ from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
 from tikv_br.cluster.pb.import_sstpb_pb2_grpc import ImportSSTStub
 from tikv_br.cluster.pb.tikvpb_pb2_grpc import TikvStub
+from tikv_br.cluster.regions import Region
+from tikv_br.cluster.request_guards import check_backup, check_get_ttl, check_sst
 from tikv_br.cluster.topology import Store
 from tikv_br.errors import ClusterError, ClusterUnreachable, DangerousRequest
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.text import show_key
 from tikv_br.retry import Outage
 
 if TYPE_CHECKING:
@@ -29,46 +29,6 @@ from tikv_br.cluster.event_feed import EventFeed
 
 _SILENCE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 """Statuses of calls that the store has not answered; nearly always."""
-
-
-SST_CFS = frozenset({"default", "write"})
-"""Column families that a store's importer knows; it panics at any other."""
-
-
-def check_get_ttl(api_version: ApiVersion) -> None:
-    """RawGetKeyTTL makes a store without TTL panic."""
-    if not api_version.has_ttl:
-        raise DangerousRequest("RawGetKeyTTL would crash a store without TTL")
-
-
-def check_backup(request: brpb_pb2.BackupRequest) -> None:
-    """Backup of no range (start equal to end), or of transactions where there is raw data, aborts a store."""
-    if not request.is_raw_kv:
-        raise DangerousRequest("a Backup without is_raw_kv would crash a store that holds raw data")
-    ranges = [(request.start_key, request.end_key)]
-    ranges += [(sub.start_key, sub.end_key) for sub in request.sub_ranges]
-    for start, end in ranges:
-        if end and start >= end:
-            raise DangerousRequest(
-                f"a Backup of the empty range [{show_key(start)}, {show_key(end)}) would crash the store"
-            )
-
-
-def check_sst(meta: import_sstpb_pb2.SSTMeta) -> None:
-    """Raise `DangerousRequest` for metadata that would crash a store: unknown column family, invalid UUID or range.
-
-    The file itself is checked where it is read (`tikv_br.formats.sst`): a store dies of a wrong one at ingest.
-    """
-    if meta.cf_name not in SST_CFS:
-        raise DangerousRequest(f"an SST for column family {meta.cf_name!r} would crash the store")
-    if len(meta.uuid) != len(uuid.NAMESPACE_DNS.bytes):
-        raise DangerousRequest(f"an SST needs a UUID of 16 bytes, not {len(meta.uuid)}")
-    if meta.range.end and meta.range.start > meta.range.end:
-        raise DangerousRequest(
-            f"an SST with the reversed range {show_key(meta.range.start)} to {show_key(meta.range.end)}"
-        )
-    if not meta.region_id or not meta.HasField("region_epoch"):
-        raise DangerousRequest("an SST without its region and epoch could land in another region")
 
 
 LONG_FACTOR = 10
@@ -155,12 +115,14 @@ class StoreClient:
         check_get_ttl(api_version)
         return self.call(self.kv.RawGetKeyTTL, request)
 
-    def backup(self, request: brpb_pb2.BackupRequest, *, timeout: float | None = None) -> BackupStream:
+    def backup(
+        self, request: brpb_pb2.BackupRequest, regions: Sequence[Region] = (), *, timeout: float | None = None
+    ) -> BackupStream:
         """Have the store back up what it leads of a range; one answer a region, in no order; all within ``timeout`` seconds.
 
-        Raises `DangerousRequest` for a range that is none.
+        For ``regions``, and what is raised, see `check_backup`.
         """
-        check_backup(request)
+        check_backup(request, regions)
         answers = self._run(lambda: self._backup.backup(request, timeout=timeout))
         return BackupStream(answers, self._failure, self._outage)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tikv_br.backup.store_task import StoreRange, request, store_ranges
-from tikv_br.cluster import store
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Peer, Region
+from tikv_br.cluster.request_guards import check_backup
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
 from tikv_br.formats.keys.codec import KeyCodec
@@ -72,7 +72,7 @@ def test_a_request_says_all_that_a_store_must_know(
 ) -> None:
     """Version, compression, level and column family are set; the guard lets it pass."""
     message = request(KeyRange(b"a", b"b"), 7, KeyCodec(target), compression, 3, 4)
-    store.check_backup(message)
+    check_backup(message)
     assert (message.start_key, message.end_key, message.cluster_id) == (b"a", b"b", 7)
     assert (message.dst_api_version, message.compression_type, message.compression_level) == (version, wire, 3)
     assert (message.is_raw_kv, message.cf, message.concurrency) == (True, "default", 4)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 
 import pytest
 
-from tests.unit.cluster.fakes import FakeCluster
+from tests.unit.cluster.fakes import FakeCluster, region
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2, metapb_pb2
+from tikv_br.cluster.regions import Region
+from tikv_br.cluster.request_guards import check_backup
 from tikv_br.cluster.store import StoreClient
-from tikv_br.errors import DangerousRequest
+from tikv_br.errors import ClusterUnfit, DangerousRequest
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import encode
 
 
 @pytest.fixture
@@ -47,9 +51,60 @@ def sst(**changes: object) -> import_sstpb_pb2.SSTMeta:
     ],
 )
 def test_backups_that_abort_a_store_are_refused(store: StoreClient, request_: brpb_pb2.BackupRequest) -> None:
-    """No range, a reversed range, no range in a part, or no is_raw_kv."""
+    """No range, a reversed range, no range in a part, or one of transactions in regions that are not known."""
     with pytest.raises(DangerousRequest):
         store.backup(request_)
+
+
+def regions(*bounds: bytes) -> list[Region]:
+    """Regions from the first bound to the last one."""
+    made = enumerate(itertools.pairwise(bounds), 1)
+    return [Region.of(meta, meta.peers[0]) for meta in (region(number, *ends) for number, ends in made)]
+
+
+RAW = b"raw-5"
+A, C, M, Z = (encode(key) for key in (b"a", b"c", b"m", b"z"))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "known"),
+    [
+        (b"a", b"m", regions(b"", A, C, M, Z)),
+        (b"a", b"m", regions(b"", M, b"")),
+        (b"", b"", regions(b"", A, b"")),
+        (b"a", b"m", regions(b"", RAW, b"")),
+        (b"s", b"", regions(RAW, encode(b"s"), b"")),
+    ],
+)
+def test_transactions_between_bounds_of_transactions(start: bytes, end: bytes, known: list[Region]) -> None:
+    """Only bounds within the range matter: the store decodes no other one."""
+    check_backup(backup(start, end, raw=False), known)
+    for empty in (b"a", b"b"):
+        with pytest.raises(DangerousRequest, match="of the empty range"):
+            check_backup(backup(b"b", empty, raw=False), known)
+
+
+@pytest.mark.parametrize(("start", "end"), [(b"a", b"z"), (b"", b""), (b"q", b"rb"), (b"", b"z")])
+def test_transactions_around_a_raw_bound(start: bytes, end: bytes) -> None:
+    """The bound and a region that has it are named."""
+    known = regions(b"", A, RAW, b"")
+    with pytest.raises(
+        ClusterUnfit, match=r'the bound "raw-5" \(hex:7261772d35\) of region \d is not the key of a transactional row'
+    ) as refused:
+        check_backup(backup(start, end, raw=False), known)
+    assert "raw data" in refused.value.hint
+    check_backup(backup(start, end), known)
+
+
+@pytest.mark.parametrize("known", [[], regions(A, M), regions(C, Z), [*regions(A, C), *regions(M, Z)]])
+def test_transactions_in_unknown_regions(known: list[Region]) -> None:
+    """A region that PD did not return could have any bounds. Parts of the range count like the range."""
+    with pytest.raises(DangerousRequest, match="are unknown"):
+        check_backup(backup(b"b", b"y", raw=False), known)
+    parts = brpb_pb2.BackupRequest(start_key=b"b", end_key=b"c")
+    parts.sub_ranges.add(start_key=b"b", end_key=b"y")
+    with pytest.raises(DangerousRequest, match="are unknown"):
+        check_backup(parts, known)
 
 
 def test_backups_without_bounds_are_fine(fake: FakeCluster, store: StoreClient) -> None:

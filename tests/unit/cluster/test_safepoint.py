@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from tests.support.waiting import eventually
 from tests.unit.cluster.fakes import FakeSafePoints
-from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
+from tikv_br.cluster import safepoint
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.safepoint import SafePointKeeper, protect, release, safe_point_keeper
 from tikv_br.errors import ClusterUnreachable, SafePointError, TikvBrError, UsageError
 
 
@@ -112,6 +116,52 @@ def test_silence_is_told_long_before_the_next_renewal(caplog: pytest.LogCaptureF
         pd.gc_safe_point = lambda: 101  # type: ignore[method-assign]
         wait_until_lost(keeper)
         assert keeper.passed
+
+
+def test_a_program_that_ignores_the_safe_points_of_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup notices within seconds, long before its next renewal, and the hint names such programs."""
+    monkeypatch.setattr(safepoint, "PROBE_SECONDS", 0.01)
+    pd = FakeSafePoints()
+    keeper = safe_point_keeper(cast("Cluster", SimpleNamespace(pd=pd)), "run", 201, 3600)
+    keeper.start()
+    calls = pd.calls
+    pd.gc = 201
+    wait_until_lost(keeper)
+    assert (keeper.passed, pd.calls) == (True, calls)
+    with pytest.raises(SafePointError, match=r"GC is at 201 .*has passed 200") as lost:
+        keeper.check()
+    assert all(name in lost.value.hint for name in ("JuiceFS", "gc-interval=0", "client-go", "TiDB", "--no-resume"))
+
+
+def test_the_last_look_at_gc() -> None:
+    """`confirm` asks PD at once, whenever the last look was; a loss that it finds is one for all."""
+    pd = FakeSafePoints()
+    keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=3600)
+    pd.gc = 100
+    keeper.confirm()
+    pd.gc = 101
+    keeper.check()
+    with pytest.raises(SafePointError, match="has passed 100"):
+        keeper.confirm()
+    assert keeper.passed
+    pd.gc = 0
+    for look in (keeper.check, keeper.confirm):
+        with pytest.raises(SafePointError, match="has passed 100"):
+            look()
+
+
+def test_a_last_look_that_pd_does_not_answer() -> None:
+    """Is an error of its own: nothing is known, and nothing lost."""
+    pd = FakeSafePoints()
+    keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=3600)
+
+    def silence() -> int:
+        raise pd.error
+
+    pd.gc_safe_point = silence  # type: ignore[method-assign]
+    with pytest.raises(ClusterUnreachable):
+        keeper.confirm()
+    keeper.check()
 
 
 def _unanswered(keeper: SafePointKeeper) -> bool:
