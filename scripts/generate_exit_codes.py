@@ -20,7 +20,7 @@ FIRST, LAST = "<!-- versions: generated -->\n", "<!-- versions: end -->\n"
 
 HEAD = """# Exit codes
 
-Generated from `tikv_br/errors.py` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
+Generated from `tikv_br/errors` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
 
 Exit code 0 means: everything that was requested is done and, if requested, verified. Everything else is listed here. With
 `--output json` the last line on standard output is `{"message_type": "exit_error", "code": …, "name": …, "message": …, "hint": …}`.

@@ -22,7 +22,7 @@ from scripts.generate_prometheus_rule import main as generate_rule
 from tests.unit.drill.samples import passed
 from tests.unit.incremental.statuses import status
 from tests.unit.serve import samples
-from tikv_br.cli.command import leaves
+from tikv_br.cli.groups import leaves
 from tikv_br.cli.main import app
 from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
 from tikv_br.cluster.timestamps import compose

@@ -18,7 +18,7 @@ Modules here import nothing heavy at their top, so that ``--help`` is fast.
 Modules, in reading order:
 
 - main: the entry point, the table of commands, errors and exit codes
-- command: how a command is declared, and imported only when it runs
+- command: how a command is declared; groups: how it is found, and imported only when it runs
 - help: groups of options, and which of them only ``--help-all`` shows; help_cmd: ``help``
 - shared: flags that commands share; backup_flags: storage and backups; point_flags: log archives and times; key_flags: keys and ranges; kinds: durations, sizes, rates
 - settings: the config file
@@ -26,9 +26,9 @@ Modules, in reading order:
 - log: the log on stderr or in a file
 - progress: progress displays
 - backup_cmd, restore_cmd, verify_cmd, diff_cmd, check_cmd: the commands of those names; summaries: what backups and restores show
-- backups_cmd: ``list``, ``pin``, ``unpin``, ``prune``, ``abort`` and ``unlock``; show_cmd: ``show`` and ``cat``
-- sync_options: flags of syncs, captures and changefeeds
-- sync_view: status of running syncs
+- backups_cmd: ``list``, ``pin``, ``unpin``, ``abort`` and ``unlock``; prune_cmd: ``prune`` and ``delete``; show_cmd: ``show`` and ``cat``
+- sync_options: flags of syncs, captures and changefeeds; status_flags: flags of the status that they serve
+- sync_view: status of running syncs; log_view: status, segments and changes of a log archive
 - sync_cmd, log_cmd, changefeed_cmd, capture_cmd (with ``processor``)
-- drill_cmd, raw_cmd, playground_cmd, config_cmd (with ``version``)
+- drill_cmd (with drill_flags), raw_cmd, playground_cmd, config_cmd (with ``version``)
 """

@@ -19,7 +19,8 @@ from typer.core import TyperCommand, TyperOption
 
 from tikv_br import __version__
 from tikv_br.cli import shared
-from tikv_br.cli.command import CommandPath, argument, command, flag, leaves
+from tikv_br.cli.command import CommandPath, argument, command, flag
+from tikv_br.cli.groups import leaves
 from tikv_br.cli.help_cmd import complete_words
 from tikv_br.cli.settings import (
     DEFAULTS,

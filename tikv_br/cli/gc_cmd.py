@@ -15,7 +15,7 @@ from tikv_br.cli import kinds, shared
 from tikv_br.cli.check_cmd import NAGIOS, exit_as_plugin, unknown_in_one_line
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import Output, confirmation, human_seconds
-from tikv_br.cli.sync_options import ServerFlags
+from tikv_br.cli.status_flags import ServerFlags
 from tikv_br.cli.sync_view import show_address, signals_stop
 from tikv_br.cluster.timestamps import physical_ms, show_time
 from tikv_br.errors import ClusterError, UsageError
@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 COLUMNS = ("service", "belongs to", "safe point", "expires in", "holds GC")
-
-
 METRICS_FILE = (
     "Also write the figures to this file in Prometheus's text format, for node_exporter's textfile collector."
 )
-
-
 SHORTEST = 1.0
 VERSION_SECONDS = 5.0
 """Seconds for which `gc status` asks the stores for the API version."""
@@ -245,20 +241,17 @@ def _judge(
 
 
 def _show(out: Output, found: GcReport, outcome: ProbeOutcome) -> None:
-    holder = found.holder
     judged = {"status": outcome.status.value, "seen": outcome.seen, "advice": outcome.advice}
     advice = f"\n{outcome.advice}" if outcome.advice else ""
     out.result("gc", _fields(found) | judged, f"{outcome.status.value}: {outcome.seen}{advice}")
-    rows: list[tuple[str, ...]] = [
-        ("gc_worker", "GC itself", show_time(physical_ms(found.worker_safe_point)), "never", "")
-    ]
     for each in found.services:
         out.result("gc_service", _service_fields(found, each))
-    rows += [_row(each, holder) for each in found.services]
+    worker = ("gc_worker", "GC itself", show_time(physical_ms(found.worker_safe_point)), "never", "")
+    rows = [worker, *(_row(each, found.holder) for each in found.services)]
     out.table(COLUMNS, rows, drop=("belongs to", "expires in"))
 
 
-def _row(each: ServiceReport, holder: ServiceReport | None) -> tuple[str, ...]:
+def _row(each: ServiceReport, holder: ServiceReport | None) -> tuple[str, str, str, str, str]:
     ttl = "never" if each.ttl is None else human_seconds(each.ttl) if each.ttl > 0 else "expired"
     holds = "yes" if each == holder else ""
     return each.service, str(each.owner), show_time(physical_ms(each.safe_point)), ttl, holds

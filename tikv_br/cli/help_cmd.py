@@ -9,7 +9,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from tikv_br.cli import backup_flags, shared
 from tikv_br.cli import help as help_text
-from tikv_br.cli.command import argument, command, leaves
+from tikv_br.cli.command import argument, command
+from tikv_br.cli.groups import leaves
 from tikv_br.errors import UsageError
 
 STORAGE = f"""Storage of backups, log archives and reports.

@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl, urlsplit
 from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output, human_bytes
+from tikv_br.cli.status_flags import SHORTEST_STATUS
 from tikv_br.cli.sync_options import (
     MAX_BATCH_ROWS,
     SCRATCH_DIR,
-    SHORTEST_STATUS,
     SINK_RATE,
     SORTER_MEMORY,
     scratch_folder,

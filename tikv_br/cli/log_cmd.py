@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import human_bytes, human_seconds, label, quote, read_key
+from tikv_br.cli.log_view import show_changes, show_segments, show_status
+from tikv_br.cli.output import human_bytes, quote, read_key
 from tikv_br.cli.point_flags import parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import FollowFlags, follow_feed
-from tikv_br.cli.sync_options import (
-    LOG_ID,
-    StateFlags,
-)
-from tikv_br.cluster.timestamps import MAX_TS, parse_ts, show_time, show_ts
+from tikv_br.cli.sync_options import LOG_ID, StateFlags
+from tikv_br.cluster.timestamps import MAX_TS, parse_ts, show_ts
 from tikv_br.errors import KeyNotFound, LogDamaged, UsageError
 
 if TYPE_CHECKING:
@@ -47,11 +45,7 @@ class LogStartFlags(FollowFlags):
     flush_interval: float = flag(
         "30s", "Interval between writes to the storage. This plus --hold-back is about the RPO.", kind=kinds.TIME
     )
-    flush_size: int = flag(
-        "64MiB",
-        "Write earlier once this many bytes of changes are buffered.",
-        kind=kinds.SIZE,
-    )
+    flush_size: int = flag("64MiB", "Write earlier once this many bytes of changes are buffered.", kind=kinds.SIZE)
     ratelimit: int = UPLOAD_RATE()
     sink_patience: float = flag(
         "10m", "How long to retry writes to the log's storage before the command fails.", kind=kinds.TIME
@@ -139,37 +133,13 @@ class LogTruncateFlags(LogFlags):
     )
 
 
-LEVELS = {
-    "meta": "meta (records and sizes; --level files or data reads the files)",
-    "files": "files (checksums of all files)",
-    "data": "data (all rows)",
-}
-
-
 @command("log status", example="--storage s3://backups/log")
 def status(flags: LogStatusFlags) -> None:
     """Show the restorable times, lag, size, gaps and damage of a log archive. Exit code 39 if changes are missing or damage is found at --level."""
     from tikv_br.archive.maintenance import status_of
 
     found = status_of(flags.open(), level=flags.level)
-    fields = asdict(found)
-    flags.out.result("log_status", fields)
-    shown = fields | {
-        "start_ts": show_ts(found.start_ts),
-        "checkpoint_ts": show_ts(found.checkpoint_ts) if found.checkpoint_ts else "saved elsewhere",
-        "end_ts": show_ts(found.end_ts),
-        "restorable_ts": show_ts(found.restorable_ts),
-        "scan_window_seconds": human_seconds(found.scan_window_seconds),
-        "rpo_seconds": human_seconds(found.rpo_seconds),
-        "size": human_bytes(found.size),
-        "size_per_day": human_bytes(found.size_per_day),
-        "level": LEVELS[flags.level],
-    }
-    rows = [
-        (label(name), ", ".join(value) or "-" if isinstance(value, tuple) else str(value))
-        for name, value in shown.items()
-    ]
-    flags.out.pairs(rows)
+    show_status(flags.out, found, flags.level)
     flags.out.flush()
     if problems := [*found.damage, *(f"no changes of {gap}" for gap in found.gaps)]:
         newest = f"the newest time that can be restored is {show_ts(found.restorable_ts)}"
@@ -180,33 +150,7 @@ def status(flags: LogStatusFlags) -> None:
 @command("log metadata", example="--storage s3://backups/log --output json")
 def metadata(flags: LogFlags) -> None:
     """List the segments of a log archive."""
-    archive = flags.open()
-    rows = []
-    for segment in archive.segments:
-        fields = {
-            "name": segment.name,
-            "range": str(segment.span),
-            "from_ts": segment.from_ts,
-            "to_ts": segment.to_ts,
-            "files": len(segment.files),
-            "rows": sum(file.total_kvs for file in segment.files),
-            "size": sum(file.size for file in segment.files),
-            "scan_windows": [[period.from_ts, period.to_ts] for period in segment.inexact],
-        }
-        flags.out.result("log_segment", fields)
-        size = human_bytes(sum(file.size for file in segment.files))
-        scans = ", ".join(f"{show_ts(period.from_ts)} to {show_ts(period.to_ts)}" for period in segment.inexact)
-        rows.append(
-            (
-                show_ts(segment.from_ts),
-                show_ts(segment.to_ts),
-                *(str(fields[name]) for name in ("range", "files", "rows")),
-                size,
-                scans or "-",
-            )
-        )
-    columns = ("from", "to", "range", "files", "rows", "size", "not restorable")
-    flags.out.table(columns, rows, drop=("files", "size"))
+    show_segments(flags.out, flags.open().segments)
 
 
 class LogChangesFlags(LogFlags, key_flags.KeyAndValueFormatFlags):
@@ -230,14 +174,6 @@ def changes(flags: LogChangesFlags) -> None:
     archive = flags.open()
     last = parse_ts_or_latest(flags.until, "--until") or MAX_TS
     found = changes_of(archive, key, first, last)
-    rows = []
-    for each in found:
-        fields = {"key": key.hex(), "ts": each.ts, "op": "delete" if each.deleted else "put", "value": each.value.hex()}
-        flags.out.result("log_change", fields | {"expire_ts": each.expire_ts})
-        expires = show_time(each.expire_ts * 1000) if each.expire_ts else "-"
-        rows.append(
-            (show_ts(each.ts), str(fields["op"]), "-" if each.deleted else quote(each.value, flags.value_form), expires)
-        )
     for gap in archive.gaps():
         logger.warning("the log lacks the changes of %s", gap)
     for begin, end in archive.inexact_windows():
@@ -246,7 +182,7 @@ def changes(flags: LogChangesFlags) -> None:
         raise KeyNotFound(
             f"the log has no change of the key {quote(key, flags.form)}", hint="Check the key, --since and --until."
         )
-    flags.out.table(("time", "change", "value", "expires"), rows, drop=("expires",))
+    show_changes(flags.out, key, found, flags.value_form)
 
 
 def _set_state(flags: LogFlags, state: LogState, text: str) -> None:

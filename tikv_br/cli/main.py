@@ -18,7 +18,7 @@ import typer.main
 
 from tikv_br import pandas_import, run_id
 from tikv_br.cli import log
-from tikv_br.cli.command import LazyCommand, LazyGroup
+from tikv_br.cli.groups import LazyCommand, LazyGroup
 from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
 from tikv_br.cli.settings import Invocation
 from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, Terminated, TikvBrError, UsageError
@@ -38,14 +38,14 @@ class Commands(LazyGroup):
                 ("log", "log", "Archive all changes of a cluster, for point-in-time recovery."),
                 (
                     "prune",
-                    "backups",
+                    "prune",
                     "Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately.",
                 ),
                 ("pin", "backups", "Protect a backup from prune."),
                 ("unpin", "backups", "Allow prune to remove a pinned backup again."),
                 (
                     "delete",
-                    "backups",
+                    "prune",
                     "Delete one complete backup. Fails if it is pinned, or the base of an incremental one.",
                 ),
                 ("abort", "backups", "Remove an unfinished backup. Fails if the backup is complete."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from tikv_br.cli import key_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import KeyForm, confirmation, human_bytes, human_seconds, listed, quote, read_key, show
+from tikv_br.cli.output import KeyForm, confirmation, human_bytes, human_seconds, listed, picked, quote, read_key, show
 from tikv_br.cli.progress import progress_display
-from tikv_br.errors import ClusterError, KeyNotFound, UsageError
+from tikv_br.errors import KeyNotFound, UsageError
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import successor
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
@@ -23,29 +23,17 @@ from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.rawkv import RawClient
-    from tikv_br.load.sources import RowSource
 
 log = logging.getLogger(__name__)
 PAGE_ROWS = 10_000
 TTL_THREADS = 16  # a TTL costs a request of its own
 Pair = tuple[bytes, bytes, int | None]  # key, value, expire_ts if asked for
-
-
 KEY = partial(argument, REQUIRED, "KEY", "Key, as --key-format says: text with \\xNN escapes, or hex:…")
-
-
-PREFIX = partial(flag, "", "Only keys with this prefix, instead of --start and --end.", metavar="KEY")
 
 
 class RawFlags(shared.CommandFlags):
     cluster: shared.ClusterFlags
     keyspace: str = shared.KEYSPACE()
-
-    @contextlib.contextmanager
-    def client(self) -> Iterator[RawClient]:
-        """A client of the keyspace. Raises as `connected`."""
-        with self.connected() as (_, client):
-            yield client
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[tuple[Cluster, RawClient]]:
@@ -72,7 +60,7 @@ class KeyFlags(RawFlags, key_flags.KeyFormatFlags):
 
 class RawRangeFlags(RawFlags):
     range: key_flags.RangeFlags
-    prefix: str = PREFIX()
+    prefix: str = flag("", "Only keys with this prefix, instead of --start and --end.", metavar="KEY")
 
     def key_range(self) -> KeyRange:
         """The range of user keys. Raises `UsageError`."""
@@ -99,7 +87,7 @@ def put(flags: PutFlags) -> None:
     """Write one key."""
     key, seconds = flags.key(), whole_seconds(flags.ttl)
     value = read_key(flags.value, flags.value_form, "VALUE")
-    with flags.client() as client:
+    with flags.connected() as (_, client):
         client.put(key, value, seconds)
     flags.out.result("put", {"key": key.hex()})
 
@@ -108,7 +96,7 @@ def put(flags: PutFlags) -> None:
 def get(flags: GetFlags) -> None:
     """Print the value of a key. Exit code 13 if the key does not exist."""
     key = flags.key()
-    with flags.client() as client:
+    with flags.connected() as (_, client):
         value = client.get(key)
     if value is None:
         raise KeyNotFound(f"no key {quote(key, flags.form)}")
@@ -124,7 +112,7 @@ def get(flags: GetFlags) -> None:
 def delete(flags: KeyFlags) -> None:
     """Delete one key; succeeds if it does not exist."""
     key = flags.key()
-    with flags.client() as client:
+    with flags.connected() as (_, client):
         client.delete(key)
     flags.out.result("delete", {"key": key.hex()})
 
@@ -149,10 +137,12 @@ def delete_range(flags: DeleteRangeFlags) -> None:
             hint="Pass --start and --end, or --prefix; or --all to delete all keys of the keyspace.",
         )
     confirm = confirmation("raw delete-range", yes=flags.yes)
+    from tikv_br.gc.status import followers
+
     bounds = f"from {quote(span.start, flags.range.form) or 'the beginning'} to {quote(span.end, flags.range.form) or 'the end'}"
     with flags.connected() as (cluster, client):
         rows = client.checksum(span).total_kvs
-        if rows and (services := _followers(cluster)):
+        if rows and (services := followers(cluster)):
             log.warning(
                 "%s: what these syncs, changefeeds or logs write to keeps the rows, as a change feed has no deleted ranges",
                 ", ".join(services),
@@ -163,22 +153,11 @@ def delete_range(flags: DeleteRangeFlags) -> None:
     flags.out.result("delete_range", fields, f"Deleted {rows:,} rows {bounds}.")
 
 
-def _followers(cluster: Cluster) -> list[str]:
-    """The safe points in PD of what follows the cluster, or did within the TTL; none if PD does not list them."""
-    from tikv_br.cluster.pd_http import gc_status
-    from tikv_br.gc.status import OwnerKind, owner_of
-
-    with contextlib.suppress(ClusterError):
-        found = [each.service for each in gc_status(cluster.pd_http).services if each.expires > cluster.clock.now()]
-        return [service for service in found if owner_of(service).kind in {OwnerKind.SYNC, OwnerKind.CDC}]
-    return []
-
-
 @command("raw ttl", example="user:1 --pd 10.0.0.1:2379")
 def show_ttl(flags: KeyFlags) -> None:
     """Print the remaining TTL of a key in seconds. Exit code 13 if the key does not exist."""
     key = flags.key()
-    with flags.client() as client:
+    with flags.connected() as (_, client):
         seconds = client.get_ttl(key)
         expire_ts = client.now() + seconds if seconds else 0
     if seconds is None:
@@ -191,10 +170,9 @@ def show_ttl(flags: KeyFlags) -> None:
 def checksum(flags: RawRangeFlags) -> None:
     """Print the checksum of a range as the stores compute it. In API V2 it covers the 4-byte keyspace prefix of the keys."""
     span = flags.key_range()
-    with flags.client() as client:
+    with flags.connected() as (_, client):
         found = client.checksum(span)
-    fields = {"crc64xor": found.crc64xor, "total_kvs": found.total_kvs, "total_bytes": found.total_bytes}
-    flags.out.result("checksum", fields)
+    flags.out.result("checksum", picked(found, "crc64xor", "total_kvs", "total_bytes"))
     flags.out.pairs(
         [
             ("checksum", f"{found.crc64xor:016x}"),
@@ -220,7 +198,7 @@ class ScanFlags(RawRangeFlags):
 def scan(flags: ScanFlags) -> None:
     """Print the pairs of a range. One line of text each, or a JSON object with key and value in hex."""
     span = flags.key_range()
-    with flags.client() as client:
+    with flags.connected() as (_, client):
         pages = _pages(client, span, flags.limit)
         if flags.with_ttl:
             if not client.codec.api_version.has_ttl:
@@ -296,14 +274,15 @@ def import_pairs(flags: ImportFlags) -> None:
         raise UsageError("raw import needs either FILE or --count")
     seconds = whole_seconds(flags.ttl)
     client: RawClient
-
-    def now() -> int:
-        return client.now()
-
-    source = _source(flags, now)  # is checked before there is a client, and read later
     from tikv_br.load.loader import load_pairs
+    from tikv_br.load.sources import made_pairs, open_source
 
-    with flags.client() as client, progress_display(flags.out) as display:
+    if flags.count is not None:
+        source = made_pairs(flags.count, flags.value_size, flags.seed)
+    else:
+        file = None if flags.file == "-" else Path(flags.file or "")
+        source = open_source(file, flags.form.value if flags.form else None, lambda: client.now())  # noqa: PLW0108 - once there is one
+    with flags.connected() as (_, client), progress_display(flags.out) as display:
         loaded = load_pairs(
             client.column_writer(), source, ttl=seconds, concurrency=flags.concurrency, reporter=display
         )
@@ -315,12 +294,3 @@ def import_pairs(flags: ImportFlags) -> None:
         ("average-speed", f"{human_bytes(loaded.average_speed)}/s"),
     ]
     flags.out.result("summary", asdict(loaded), listed("Raw import success summary", figures))
-
-
-def _source(flags: ImportFlags, now: Callable[[], int]) -> RowSource:
-    from tikv_br.load.sources import made_pairs, open_source
-
-    if flags.count is not None:
-        return made_pairs(flags.count, flags.value_size, flags.seed)
-    file = flags.file or ""
-    return open_source(None if file == "-" else Path(file), flags.form.value if flags.form else None, now)

@@ -17,7 +17,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from tikv_br.cli.command import CommandPath, leaves, variable
+from tikv_br.cli.command import CommandPath, variable
+from tikv_br.cli.groups import leaves
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 

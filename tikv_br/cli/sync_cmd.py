@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output
+from tikv_br.cli.status_flags import StatusFlags
 from tikv_br.cli.sync_options import (
     LOG_ID,
     SYNC_ID,
@@ -18,7 +19,6 @@ from tikv_br.cli.sync_options import (
     SinkFlags,
     StartFlags,
     StateFlags,
-    StatusFlags,
     SyncRangeFlags,
     scratch_folder,
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tikv_br.cli import log as logs
 from tikv_br.cli import table
 from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
-from tikv_br.cli.sync_options import StatusFlags
+from tikv_br.cli.status_flags import StatusFlags
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import Interrupted, OutputClosed, Terminated
 

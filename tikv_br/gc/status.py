@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from dataclasses import dataclass, replace
 
 from tikv_br.cluster.channel import CallUnsupported
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import GcBarrier, GcStatus, PdHttp, gc_status
 from tikv_br.cluster.timestamps import physical_ms
-from tikv_br.errors import RequestRefused
+from tikv_br.errors import ClusterError, RequestRefused
 
 FOREVER = (1 << 63) - 1
 """The TTL of ``gc_worker``, and its expiry: never. PD takes no other."""
@@ -88,6 +90,14 @@ def owner_of(service: str) -> SafePointOwner:
         if service.startswith(prefix):
             return SafePointOwner(kind, service.removeprefix(prefix))
     return SafePointOwner(OwnerKind.OTHER, service)
+
+
+def followers(cluster: Cluster) -> list[str]:
+    """The safe points in PD of what follows the cluster, or did within the TTL; none if PD does not list them."""
+    with contextlib.suppress(ClusterError):
+        found = [each.service for each in gc_status(cluster.pd_http).services if each.expires > cluster.clock.now()]
+        return [service for service in found if owner_of(service).kind in {OwnerKind.SYNC, OwnerKind.CDC}]
+    return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ from tikv_br.bulk_load.run import BulkLoadOptions
 from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cli.backup_cmd import RawBackupFlags
 from tikv_br.cli.backup_flags import AzblobFlags, GcsFlags, S3Flags
-from tikv_br.cli.command import Flags, leaves
+from tikv_br.cli.command import Flags
 from tikv_br.cli.diff_cmd import DiffFlags
-from tikv_br.cli.drill_cmd import GoalFlags
+from tikv_br.cli.drill_flags import GoalFlags
+from tikv_br.cli.groups import leaves
 from tikv_br.cli.key_flags import OneRangeFlags
 from tikv_br.cli.kinds import RATE, SIZE, TIME, parse_duration, parse_rate_limit, parse_size
 from tikv_br.cli.load_cmd import BulkLoadFlags
@@ -219,7 +220,7 @@ FILLED = {
 @pytest.mark.parametrize(
     ("flags", "options", "others"),
     [
-        (RawBackupFlags, BackupOptions, {"cluster", "file_kind"}),
+        (RawBackupFlags, BackupOptions, {"cluster", "file_kind", "key_mode"}),
         (
             RawRestoreFlags,
             RestoreOptions,

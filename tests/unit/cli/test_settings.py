@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from tikv_br.cli.command import leaves
+from tikv_br.cli.groups import leaves
 from tikv_br.cli.main import app, run
 from tikv_br.cli.settings import options, variables
 
