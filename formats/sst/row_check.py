@@ -13,7 +13,7 @@ from tikv_br.formats.jit import njit
 from tikv_br.formats.kernels.addresses import Int, address, common_prefix
 from tikv_br.formats.kernels.memory import get_u64
 from tikv_br.formats.kernels.rows import GOOD, check_v2_value, check_versioned_key
-from tikv_br.formats.keys.codec import PREFIX_SIZE, TS_SIZE
+from tikv_br.formats.keys.codec import PREFIX_SIZE, TS_SIZE, KeyCodec
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.check import check_key
 from tikv_br.formats.sst.reader import SstReader
@@ -50,7 +50,7 @@ def _explain(batch: pa.RecordBatch, row: int, last_key: bytes, api_version: ApiV
     before = batch["key"][row - 1].as_py() if row else last_key
     if key <= before:
         raise DamagedBytes(f"key {show_key(key)} does not sort after {show_key(before)}")
-    check_key(key, api_version)
+    check_key(key, KeyCodec(api_version))
     decode_value(api_version, value)
     raise DamagedBytes(f"row with key {show_key(key)} is not a valid row of API {api_version.label}")
 

@@ -110,7 +110,7 @@ def read(data: bytes) -> str:
     """Check and read it: ``read`` or the name of the error. Anything but a `FormatError` comes out."""
     source = MemorySource(data)
     try:
-        check_structure(Table(source), ApiVersion.V2)
+        check_structure(Table(source), KeyCodec(ApiVersion.V2))
         check_rows(SstReader(source), ApiVersion.V2)
     except FormatError as error:
         with contextlib.suppress(FormatError):

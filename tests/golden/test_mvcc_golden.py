@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.txn_backups import recorded_value
 from tests.unit.formats_sst.tables import write as write_table
 from tikv_br.cluster.pb import brpb_pb2, coprocessor_pb2, tipb_pb2
 from tikv_br.formats import columns, mvcc
@@ -72,20 +73,12 @@ def recorded(version: str, golden: Path, request: pytest.FixtureRequest) -> Reco
     return Recorded(golden / "txn" / version / request.param, b"x\0\0\1" if version == "v2" else b"")
 
 
-def value_of(row: dict[str, Any]) -> bytes:
-    """The value of a row, listed or by its rule."""
-    if "value_rule" in row:
-        assert row["value_rule"] == "byte i = (i * 131 + 7) % 251"
-        return bytes((number * 131 + 7) % 251 for number in range(row["value_len"]))
-    return bytes.fromhex(row.get("value", ""))
-
-
 @pytest.mark.parametrize("recorded", CASES, indirect=True)
 def test_joined_are_the_rows(recorded: Recorded) -> None:
     """Keys, values, deletes and, where it was recorded, commit timestamps."""
     rows, expected = recorded.rows(), recorded.content["rows"]
     assert [recorded.prefix + row["key"] for row in rows] == [bytes.fromhex(row["key"]) for row in expected]
-    assert [row["value"] for row in rows] == [value_of(row) for row in expected]
+    assert [row["value"] for row in rows] == [recorded_value(row) for row in expected]
     assert [row["deleted"] for row in rows] == [row.get("op") == "del" for row in expected]
     assert not any(row["expire_ts"] for row in rows)
     for row, wanted in zip(rows, expected, strict=True):

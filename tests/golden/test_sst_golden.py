@@ -90,7 +90,7 @@ def test_counts_equal_backupmeta(golden: Path) -> None:
             source = MemorySource((folder / file["name"]).read_bytes())
             start, end = (codec.bound(bytes.fromhex(file.get(name, ""))) for name in ("start_key", "end_key"))
             table = Table(source)
-            check_structure(table, version, start, end)
+            check_structure(table, codec, start, end)
             check_rows(SstReader(source), version)
             assert table.entries == int(file["total_kvs"]), file["name"]
             checked.add(folder / file["name"])

@@ -18,6 +18,7 @@ from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import download, ingest, local, meta_for
 from tests.support.txn import Message, TxnClient, put
+from tests.support.txn_backups import recorded_value
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, coprocessor_pb2, import_sstpb_pb2, tipb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
@@ -55,19 +56,11 @@ def message(path: Path, kind: type[Message]) -> Message:
     return found
 
 
-def value_of(row: Write) -> bytes:
-    """The value of a row, listed or by its rule."""
-    if "value_rule" in row:
-        assert row["value_rule"] == "byte i = (i * 131 + 7) % 251"
-        return bytes((number * 131 + 7) % 251 for number in range(row["value_len"]))
-    return bytes.fromhex(row.get("value", ""))
-
-
 def replay(txn: TxnClient, path: Path) -> None:
     """Write everything at the recorded timestamps, key by key."""
     for write in json.loads(path.read_text())["writes"]:
         key, start_ts, commit_ts = bytes.fromhex(write["key"]), write["start_ts"], write["commit_ts"]
-        mutation = kv.Mutation(op=OPERATIONS[write["op"]], key=key, value=value_of(write))
+        mutation = kv.Mutation(op=OPERATIONS[write["op"]], key=key, value=recorded_value(write))
         assert txn.prewrite(start_ts, [mutation]) == kv.PrewriteResponse()
         if commit_ts:
             assert txn.commit(start_ts, commit_ts, key) is None
@@ -79,7 +72,7 @@ def replay(txn: TxnClient, path: Path) -> None:
 def rows_at(folder: Path) -> tuple[int, list[tuple[bytes, bytes]]]:
     """Timestamp and rows of a recorded backup."""
     record = json.loads((folder / "rows.json").read_text())
-    return record["backup_ts"], [(bytes.fromhex(row["key"]), value_of(row)) for row in record["rows"]]
+    return record["backup_ts"], [(bytes.fromhex(row["key"]), recorded_value(row)) for row in record["rows"]]
 
 
 def whole(recorded: Path) -> tuple[bytes, bytes]:

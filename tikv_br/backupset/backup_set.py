@@ -11,7 +11,16 @@ from operator import ne
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backupmeta import TOOL_PREFIX, MetaContent, decode, encode, meta_content
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.files import FileEntry, FileKind, Totals, totals, verify_file_content, verify_file_identity
+from tikv_br.backupset.files import (
+    FileEntry,
+    FileKind,
+    FilePair,
+    Totals,
+    pair_files,
+    totals,
+    verify_file_content,
+    verify_file_identity,
+)
 from tikv_br.backupset.manifest import Description, Manifest
 from tikv_br.cluster.versions import lacks_expiry
 from tikv_br.errors import (
@@ -71,9 +80,10 @@ class BackupSet:
         # Both carry hashes of their own; this finds what a faulty writer, or an edit of both, has changed.
         if known is not None and content != decode(encode(meta_content(known.description, known.files))):
             raise BackupDamaged(f"{layout.META} and {layout.MANIFEST} contradict each other")
-        if key_mode not in {None, content.key_mode}:
-            raise _other_mode(store, content.key_mode)
-        return cls.from_records(store, content, known)
+        found = cls.from_records(store, content, known)
+        if key_mode is not None:
+            found.require_mode(key_mode)
+        return found
 
     @classmethod
     def from_records(cls, store: ObjectStore, content: MetaContent, known: Manifest | None) -> BackupSet:
@@ -141,6 +151,14 @@ class BackupSet:
         """Return whether it has only the changes since another backup."""
         return self.manifest is not None and bool(self.manifest.description.parent)
 
+    def require_mode(self, key_mode: KeyMode) -> None:
+        """Raise `BackupUnsupported` for data of another mode."""
+        if self.key_mode is not key_mode:
+            raise BackupUnsupported(
+                f"{self.store.location} is a backup of {self.key_mode.label} data; this works with {key_mode.label} data only",
+                hint=f"`tikv-br restore {self.key_mode.value}` restores it.",
+            )
+
     def require_full(self) -> None:
         """Raise `BackupUnsupported` for an increment, whose rows are only the changes since another backup."""
         if self.is_increment:
@@ -159,6 +177,11 @@ class BackupSet:
         return totals(self.files)
 
     @property
+    def pairs(self) -> list[FilePair]:
+        """The parts of the backup. Raises as `pair_files`."""
+        return pair_files(self.files, self.key_mode)
+
+    @property
     def is_at_original_location(self) -> bool:
         """Return whether it is at the location where it was written, so that the recorded ETags are valid."""
         return self.manifest is not None and self.manifest.description.storage == self.store.location.redacted()
@@ -169,14 +192,6 @@ class BackupSet:
 
     def verify_content(self, file: FileEntry, readers: int = 1) -> None:
         verify_file_content(self.store, file, readers)
-
-
-def _other_mode(store: ObjectStore, found: KeyMode) -> BackupUnsupported:
-    other = next(mode for mode in KeyMode if mode is not found)
-    return BackupUnsupported(
-        f"{store.location} is a backup of {found.label} data; this works with {other.label} data only",
-        hint=f"`tikv-br restore {found.value}` restores it.",
-    )
 
 
 def _recorded_ranges(content: MetaContent, known: Manifest | None) -> tuple[KeyRange, ...]:

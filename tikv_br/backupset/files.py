@@ -6,13 +6,14 @@ import collections
 import enum
 import hashlib
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.json_types import Hex
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.records import LATER
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore, read_chunks
@@ -91,6 +92,39 @@ class FileEntry:
     @property
     def key_range(self) -> KeyRange:
         return KeyRange(self.start_key, self.end_key)
+
+
+class FilePair(NamedTuple):
+    """The files of one part of a backup."""
+
+    file: FileEntry
+    """Of transactional data, that of the column family ``write``."""
+    values: FileEntry | None = None
+    """The file with the long values of transactional data; None = there are none."""
+
+    @property
+    def sums(self) -> FileEntry:
+        """`file` with the sums of all rows of the part."""
+        if self.values is None:
+            return self.file
+        both = totals((self.file, self.values))
+        return replace(self.file, crc64xor=both.crc64xor, total_kvs=both.total_kvs, total_bytes=both.total_bytes)
+
+
+def pair_files(files: Collection[FileEntry], mode: KeyMode) -> list[FilePair]:
+    """The parts of a backup, in the order of `files`.
+
+    Raises `BackupDamaged` if a file of transactional data has values, but no file has their write records.
+    """
+    if mode is KeyMode.RAW:
+        return [FilePair(file) for file in files]
+    values = {file.key_range: file for file in files if file.cf == "default"}
+    pairs = [FilePair(file, values.pop(file.key_range, None)) for file in files if file.cf == "write"]
+    for file in values.values():
+        raise BackupDamaged(
+            f"{file.name} has values of transactions, but no file of {file.key_range} has their commits"
+        )
+    return pairs
 
 
 class Totals(NamedTuple):

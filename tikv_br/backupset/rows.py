@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of, keyspace_codec, keyspaces_in
-from tikv_br.backupset.files import FileEntry, FileKind, verify_file_identity
+from tikv_br.backupset.coverage import keyspace_codec, keyspaces_in
+from tikv_br.backupset.files import FileEntry, FileKind, FilePair, verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
 from tikv_br.formats.errors import FormatError, UnsupportedFormat
-from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec, KeyMode
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, intersection
+from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.mvcc import DELETE, WriteRecord
 from tikv_br.formats.sst.source import RandomAccess
 from tikv_br.formats.sst.table import Table, first_row_from
 from tikv_br.formats.values import StoredValue, decode_value
@@ -36,16 +38,23 @@ def open_file(store: ObjectStore, file: FileEntry) -> ObjectSource:
 
 
 def read_rows(
-    store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange | None = None
+    store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange | None = None, values: FileEntry | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file, or those in ``span`` (RPC keys): batches of ``tikv_br.formats.columns.SCHEMA``, by ascending key.
 
-    ``codec`` is that of the file's keyspace and API version. Older versions of a key (newest first), tombstones and
+    ``codec`` is that of the file's keyspace, API version and mode. Of transactional data, ``file`` and ``values`` are those of a
+    `FilePair`, and each row has its commit ts. Older versions of a key (newest first), tombstones and
     expired rows are there where the file has them: ``tikv_br.formats.rows.LiveFilter`` drops them. No batch is empty. Raises
     `BackupDamaged` and `BackupUnsupported` that name the file, `StorageError`.
     """
     wanted = codec.user_range(span or file.key_range)
     with file_errors(file):
+        if codec.mode is KeyMode.TXN:
+            from tikv_br.formats.mvcc import join
+
+            long = () if values is None else stored_rows(store, values, codec, wanted)
+            yield from join(stored_rows(store, file, codec, wanted), long, codec.prefix)
+            return
         match kind_of(file):
             case FileKind.SST:
                 yield from _sst_records(open_file(store, file), codec, wanted)
@@ -59,25 +68,70 @@ def _sst_records(source: RandomAccess, codec: KeyCodec, span: KeyRange) -> Itera
     from tikv_br.formats.rows import from_storage, within
     from tikv_br.formats.sst.reader import SstReader
 
-    bounds = [DATA_PREFIX + codec.bound(codec.rpc_key(key)) if key else b"" for key in (span.start, span.end)]
-    for rows in SstReader(source).batches(start=bounds[0], end=bounds[1]):
+    bounds = _data_range(codec, span)
+    for rows in SstReader(source).batches(start=bounds.start, end=bounds.end):
         wanted = within(from_storage(rows, codec), span)
         if wanted.num_rows:
             yield wanted
 
 
+def stored_rows(
+    store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange = EVERY_KEY
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file of transactional data with user keys in ``span``, as stores hold them: batches of ``STORAGE_SCHEMA``.
+
+    Raises as `read_rows`.
+    """
+    from tikv_br.formats.rows import within
+    from tikv_br.formats.sst.reader import SstReader
+
+    bounds = _data_range(codec, span)
+    with file_errors(file):
+        for rows in SstReader(open_file(store, file)).batches(start=bounds.start, end=bounds.end):
+            if (wanted := within(rows, bounds)).num_rows:
+                yield wanted
+
+
+def count_fences(store: ObjectStore, file: FileEntry) -> int:
+    """The number of GC fences in a file of the column family ``write``, all of which is read. Raises as `read_rows`.
+
+    Readers hide a row with a fence in a cluster that has no version of it at the fence, as after a restore.
+    """
+    from tikv_br.formats.mvcc import fences
+    from tikv_br.formats.sst.reader import SstReader
+
+    with file_errors(file):
+        return sum(int((fences(rows) > 0).sum()) for rows in SstReader(open_file(store, file)).batches())
+
+
+def value_check(codec: KeyCodec, file: FileEntry) -> Callable[[bytes], object] | None:
+    """The argument of `check_structure` for a file."""
+    if codec.mode is KeyMode.RAW:
+        return None
+    return WriteRecord.decode if file.cf == "write" else bytes
+
+
+def _data_range(codec: KeyCodec, span: KeyRange) -> KeyRange:
+    """Bounds of stored keys for a range of user keys; an empty bound stays empty."""
+    start, end = (DATA_PREFIX + codec.bound(codec.rpc_key(key)) if key else b"" for key in (span.start, span.end))
+    return KeyRange(start, end)
+
+
 def has_rows(backup: BackupSet, spans: Sequence[KeyRange]) -> bool:
     """Return whether a backup has rows in RPC ranges, expired ones included. Reads files only if none lies wholly in a range."""
     wanted = [
-        (file, part)
-        for file in backup.files
+        (pair, part)
+        for pair in backup.pairs
         for span in spans
-        if file.total_kvs and not (part := intersection(file.key_range, span)).is_empty
+        if pair.sums.total_kvs and not (part := intersection(pair.file.key_range, span)).is_empty
     ]
-    if any(part == file.key_range for file, part in wanted):
+    if any(part == pair.file.key_range for pair, part in wanted):
         return True
-    codecs = ((file, part, codec_of(backup.api_version, file.key_range)) for file, part in wanted)
-    return any(True for file, part, codec in codecs for _ in read_rows(backup.store, file, codec, part))
+    return any(
+        True
+        for (file, values), part in wanted
+        for _ in read_rows(backup.store, file, backup.codec_of(file.key_range), part, values)
+    )
 
 
 @contextlib.contextmanager
@@ -111,8 +165,8 @@ def find_value(backup: BackupSet, user_key: bytes, keyspace_id: int | None = Non
     here = KeyRange(rpc_key, rpc_key + b"\0")
     if not any(whole.contains(here) for whole in backup.ranges):
         raise UsageError(f"the key is outside the backup's ranges: {', '.join(map(str, backup.ranges))}")
-    file = next((file for file in backup.files if file.key_range.contains(here)), None)
-    return None if file is None else _find_in(backup, file, codec, rpc_key)
+    pair = next((pair for pair in backup.pairs if pair.file.key_range.contains(here)), None)
+    return None if pair is None else _find_in(backup, pair, codec, rpc_key)
 
 
 def keyspaces_of(backup: BackupSet) -> tuple[int, ...]:
@@ -129,25 +183,42 @@ def chosen_codec(backup: BackupSet, keyspace: str) -> KeyCodec:
         raise UsageError(
             f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
         )
-    return keyspace_codec(backup.api_version, int(keyspace) if keyspace else ids[0], "--keyspace")
+    number = int(keyspace) if keyspace else ids[0]
+    return keyspace_codec(backup.api_version, number, "--keyspace", mode=backup.key_mode)
 
 
-def _find_in(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
-    kind = kind_of(file)
-    verify_file_identity(backup.store, file, etag_counts=False)
-    with file_errors(file):
-        if kind is FileKind.SST:
-            return _find_in_sst(open_file(backup.store, file), file, codec, rpc_key)
-        return _find_in_rows(backup, file, codec, rpc_key)
-
-
-def _find_in_sst(source: RandomAccess, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
-    wanted = DATA_PREFIX + codec.bound(rpc_key)
-    row = first_row_from(Table(source), wanted)
-    if row is None or not row.key.startswith(wanted):
+def _find_in(backup: BackupSet, pair: FilePair, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
+    file = pair.file
+    if kind_of(file) is FileKind.PARQUET:
+        verify_file_identity(backup.store, file, etag_counts=False)
+        with file_errors(file):
+            return _find_in_rows(backup, file, codec, rpc_key)
+    found = _find_in_sst(backup, file, codec, rpc_key)
+    if found is None:
         return None
-    found, ts = codec.parse_storage_key(row.key[len(DATA_PREFIX) :])
-    return FoundValue(decode_value(codec.api_version, row.value), ts, file.name) if found == rpc_key else None
+    ts, stored = found
+    with file_errors(file):
+        if codec.mode is KeyMode.RAW:
+            return FoundValue(decode_value(codec.api_version, stored), ts, file.name)
+        record = WriteRecord.decode(stored)
+    if record.kind == DELETE or record.value is not None:
+        return FoundValue(StoredValue(record.value or b"", deleted=record.kind == DELETE), ts, file.name)
+    long = None if pair.values is None else _find_in_sst(backup, pair.values, codec, rpc_key)
+    if pair.values is None or long is None or long[0] != record.start_ts:
+        raise BackupDamaged(f"{file.name} is damaged: the backup lacks the value of key {show_key(rpc_key)}")
+    return FoundValue(StoredValue(long[1]), ts, pair.values.name)
+
+
+def _find_in_sst(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> tuple[int, bytes] | None:
+    """The ts and the stored value of the newest version of a key."""
+    verify_file_identity(backup.store, file, etag_counts=False)
+    wanted = DATA_PREFIX + codec.bound(rpc_key)
+    with file_errors(file):
+        row = first_row_from(Table(open_file(backup.store, file)), wanted)
+        if row is None or not row.key.startswith(wanted):
+            return None
+        found, ts = codec.parse_storage_key(row.key[len(DATA_PREFIX) :])
+    return (ts, row.value) if found == rpc_key else None
 
 
 def _find_in_rows(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:

@@ -224,8 +224,8 @@ class ChosenBackupFlags(IndexFlags):
         return index, index.find_path(place.path)
 
     def backup(self, context: typer.Context) -> BackupSet:
-        """The backup, opened."""
+        """The backup, opened; of any key mode."""
         from tikv_br.backupset.backup_set import BackupSet
         from tikv_br.storage.open import open_store
 
-        return BackupSet.open_any(open_store(self.choose(context)))
+        return BackupSet.open_any(open_store(self.choose(context)), key_mode=None)

@@ -66,6 +66,7 @@ def _summary(backup: BackupSet) -> dict[str, object]:
         "cluster_id": backup.cluster_id,
         "cluster_version": backup.cluster_version,
         "dst_api_version": backup.api_version.label,
+        "key_mode": backup.key_mode.value,
         "keyspaces": list(keyspaces_of(backup)),
         "backup_ts": backup.backup_ts,
         "ranges": len(backup.ranges),
@@ -127,7 +128,7 @@ def _show_files(out: Output, backup: BackupSet) -> None:
 
 def _file_fields(file: FileEntry) -> dict[str, object]:
     return {
-        **picked(file, "name", "size", "crc64xor", "total_kvs", "total_bytes", "min_ts", "max_ts"),
+        **picked(file, "name", "size", "crc64xor", "total_kvs", "total_bytes", "min_ts", "max_ts", "cf"),
         "start": file.start_key.hex(),
         "end": file.end_key.hex(),
         "sha256": file.sha256.hex(),

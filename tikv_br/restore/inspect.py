@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tikv_br import cancellation
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry, FileKind
-from tikv_br.backupset.rows import file_errors, kind_of, open_file
+from tikv_br.backupset.rows import file_errors, kind_of, open_file, value_check
 from tikv_br.cancellation import Cancellation, inherit
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion
@@ -123,9 +123,11 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: i
 
 def _inspect_sst(backup: BackupSet, file: FileEntry, pieces: int) -> tuple[int, FileFacts]:
     """The number of rows by the file's metadata, and its facts."""
-    codec = KeyCodec(backup.api_version)
+    codec = KeyCodec(backup.api_version, mode=backup.key_mode)
     table = Table(open_file(backup.store, file))
-    ends = check_structure(table, backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
+    ends = check_structure(
+        table, codec, codec.bound(file.start_key), codec.bound(file.end_key), value_check(codec, file)
+    )
     cuts = _cuts(table.index.separators, codec, file, pieces)
     return table.entries, FileFacts(_max_ts(file, ends, table.properties, codec), cuts)
 

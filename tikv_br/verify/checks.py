@@ -140,7 +140,7 @@ def _sum_sst(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
     from tikv_br.verify.row_sums import SummingReader
 
     reader = SummingReader(data, codec)
-    check_structure(reader.table, codec.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
+    check_structure(reader.table, codec, codec.bound(file.start_key), codec.bound(file.end_key))
     check_rows(reader, codec.api_version)
     return reader.sums
 

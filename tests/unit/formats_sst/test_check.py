@@ -31,7 +31,7 @@ def in_blocks(rows: list[Row], size: int = 100) -> list[list[Row]]:
 
 def structure(data: bytes, version: ApiVersion, start: bytes = b"", end: bytes = b"") -> None:
     """Checks of a restore of every file."""
-    check_structure(Table(MemorySource(data)), version, start, end)
+    check_structure(Table(MemorySource(data)), KeyCodec(version), start, end)
 
 
 def content(data: bytes, version: ApiVersion) -> None:
@@ -263,7 +263,7 @@ def test_few_bytes_are_read() -> None:
     data, _ends = write(storage_rows(V2, 50_000, value_size=100))
     source = Recording(data)
     table = Table(source)
-    check_structure(table, V2)
+    check_structure(table, codec)
     assert len(source.reads) <= 3
     assert sum(length for _, length in source.reads) < 200 << 10
     assert data[tail_offset(table) :].count(b"rocksdb.num.entries") == 1
@@ -276,7 +276,7 @@ def test_tables_of_rocksdb(tmp_path: Path, format_version: int) -> None:
     options = table_options(format_version=format_version, compression="zstd", two_level=format_version > 4)
     data = write_by_rocksdb(tmp_path / "table.sst", rows, options)
     table = Table(MemorySource(data))
-    assert check_structure(table, V2) == (rows[0][0], rows[-1][0])
+    assert check_structure(table, codec) == (rows[0][0], rows[-1][0])
     assert table.entries == 3000
     assert names.number(table.properties, names.TAIL_START) == tail_offset(table)
     content(data, V2)

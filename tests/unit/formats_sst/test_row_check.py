@@ -24,7 +24,7 @@ V2 = ApiVersion.V2
 def is_right(row: Row, version: ApiVersion) -> bool:
     """Whether a row is one of this version, by the rules for single keys and values."""
     try:
-        check_key(row[0], version)
+        check_key(row[0], KeyCodec(version))
         decode_value(version, row[1])
     except DamagedBytes:
         return False

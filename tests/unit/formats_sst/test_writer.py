@@ -26,6 +26,7 @@ from tests.unit.formats_sst.tables import (
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import FormatError, UnsortedKeys, UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.sst import table as names
 from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.compression import Compression
@@ -109,7 +110,7 @@ def test_own_checks_pass(version: ApiVersion) -> None:
     rows = storage_rows(version, 5000)
     data, ends = write(rows)
     table = Table(MemorySource(data))
-    assert check_structure(table, version, rows[0][0][1:], b"") == ends == (rows[0][0], rows[-1][0])
+    assert check_structure(table, KeyCodec(version), rows[0][0][1:], b"") == ends == (rows[0][0], rows[-1][0])
     assert table.entries == 5000
     check_rows(SstReader(MemorySource(data)), version)
 
