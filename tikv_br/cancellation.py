@@ -145,6 +145,26 @@ class BackgroundWork:
             self._function()
 
 
+@contextlib.contextmanager
+def cancelled_by(stop: threading.Event) -> Iterator[None]:
+    """Let the block work under a cancellation that follows an event, such as one that a signal handler sets: it must take no lock."""
+    work = Cancellation()
+
+    def watch() -> None:
+        while not stop.is_set():
+            sleep(POLL_SECONDS)
+        work.cancel()
+
+    watcher = BackgroundWork("cancellation", watch)
+    watcher.start()
+    try:
+        with work.active():
+            yield
+    finally:
+        watcher.stop()
+
+
+POLL_SECONDS = 0.2
 CLEAN_UP_SECONDS = 5.0
 """Seconds that clean-up waits, in all, for servers and storage that do not answer."""
 SIGNAL_SECONDS = 3.0

@@ -15,6 +15,8 @@ from tikv_br.cluster.locks import LockReport, LockResolver
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 AFTER_TTL = 60_000
 """Milliseconds."""
@@ -69,8 +71,8 @@ class Recorded:
                 router=connected.router, api_version=self.version, cluster_id=7, pd=SimpleNamespace(tso=lambda: now)
             )
             resolver = LockResolver(cast("Cluster", cluster))
-            span = (b"", b"") if self.version is ApiVersion.V1 else (b"x", b"y")
-            return resolver.resolve(*span, now, reader_ts=self.request.caller_start_ts)
+            span = EVERY_KEY if self.version is ApiVersion.V1 else KeyMode.TXN.keys
+            return resolver.resolve(span, now, reader_ts=self.request.caller_start_ts)
 
     def sent(self) -> kv.CheckTxnStatusRequest:
         """The request for the status."""

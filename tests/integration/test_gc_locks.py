@@ -105,7 +105,7 @@ def test_a_reader_pushes(txns: Txns) -> None:
     pushed = txns.prewrite(NAMES[4], NAMES[14], ttl=ALIVE)
     not_pushed = txns.async_prewrite(NAMES[5], NAMES[15], ttl=ALIVE)
     reader_ts = txns.ts()
-    report = LockResolver(txns.live.cluster).resolve(*txns.span, reader_ts, reader_ts=reader_ts)
+    report = LockResolver(txns.live.cluster).resolve(txns.span, reader_ts, reader_ts=reader_ts)
     assert [each.start_ts for each in report.live] == [pushed, not_pushed]
     assert report.pushed == {pushed}
     request = kv.CommitRequest(start_version=pushed, keys=[txns.key(NAMES[4])], commit_version=reader_ts)
@@ -156,7 +156,7 @@ def test_gc_stays_below_a_live_transaction(tmp_path: Path) -> None:
         pd = ClusterGc(live.cluster.pd)
 
         def resolve(safe_point: int) -> LockReport:
-            return LockResolver(live.cluster).resolve(*here.span, safe_point)
+            return LockResolver(live.cluster).resolve(here.span, safe_point)
 
         done = run_round(pd, 0, lambda: None, resolve)
         assert (live.cluster.pd.gc_safe_point(), done.locks.resolved) == (alive - 1, 5)

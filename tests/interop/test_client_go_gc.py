@@ -19,7 +19,8 @@ from tests.support.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 from tikv_br.cluster.locks import LockResolver
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import encode
+from tikv_br.formats.keys.codec import KeyMode, encode
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 ACCOUNTS = 30
 LIFE_SECONDS = 10
@@ -96,8 +97,8 @@ def test_transfers_beside_gc(
         assert counts["sums"] > 0
         transfers += counts["committed"]
     gc.passes(live.cluster.pd.tso())
-    span = (b"x", b"y") if prefix_of(live) else (b"", b"")
-    report = LockResolver(live.cluster).resolve(*span, live.cluster.pd.gc_safe_point())
+    span = KeyMode.TXN.keys if prefix_of(live) else EVERY_KEY
+    report = LockResolver(live.cluster).resolve(span, live.cluster.pd.gc_safe_point())
     assert (report.resolved, report.live) == (0, ())
     assert go.get(*keys) == [b"new" if mode == "async" else b"old"] * 3
     assert go.transfer(mode, ACCOUNTS, workers=1, count=1)["committed"] == 1

@@ -11,7 +11,8 @@ from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import encode
+from tikv_br.formats.keys.codec import KeyMode, encode
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 NAMES = [b"a%02d" % number for number in range(40)]
 ALIVE = 3_600_000
@@ -29,9 +30,9 @@ class Txns:
         return self.prefix + name
 
     @property
-    def span(self) -> tuple[bytes, bytes]:
+    def span(self) -> KeyRange:
         """The range of all keys."""
-        return (b"x", b"y") if self.prefix else (b"", b"")
+        return KeyMode.TXN.keys if self.prefix else EVERY_KEY
 
     def ts(self) -> int:
         """A fresh timestamp."""
@@ -109,7 +110,7 @@ class Txns:
     def resolve(self, patience: float = 0.0, **fields: Any) -> LockReport:  # noqa: ANN401
         """Resolve all locks up to now."""
         resolver = LockResolver(self.live.cluster, **fields)
-        return resolver.resolve(*self.span, self.ts(), patience=patience)
+        return resolver.resolve(self.span, self.ts(), patience=patience)
 
 
 def prefix_of(live: LiveCluster, keyspace: int) -> bytes:

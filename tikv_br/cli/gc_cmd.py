@@ -19,6 +19,7 @@ from tikv_br.cli.status_flags import ServerFlags
 from tikv_br.cli.sync_view import show_address, signals_stop
 from tikv_br.cluster.timestamps import physical_ms, show_time
 from tikv_br.errors import ClusterError, UsageError
+from tikv_br.formats.keys.text import show_key
 
 if TYPE_CHECKING:
     from tikv_br.check.probe import ProbeOutcome
@@ -124,7 +125,7 @@ def _show_round(
     """Show what PD has reported, if it has, and the figures; the worker logs the same for people."""
     watch.show(found, figures)
     if found is not None and out.is_json:
-        out.result("gc", _fields(found))
+        out.result("gc", _fields(found) | _lock_fields(found))
     if file is not None:
         from tikv_br.gc.metrics import write_metrics
 
@@ -147,6 +148,15 @@ def _fields(found: GcReport) -> dict[str, object]:
     }
 
 
+def _lock_fields(found: GcReport) -> dict[str, object]:
+    lock = found.lock
+    return {
+        "lock_key": "" if lock is None else show_key(lock.key),
+        "lock_start_ts": 0 if lock is None else lock.start_ts,
+        "lock_age": 0.0 if lock is None else lock.age,
+    }
+
+
 def _service_fields(found: GcReport, each: ServiceReport) -> dict[str, object]:
     return {
         "service": each.service,
@@ -163,7 +173,10 @@ def _state_fields(found: GcReport | None) -> dict[str, object]:
     """The state of GC in ``/status``; nothing is known of it by a worker that does not lead."""
     if found is None:
         return {"gc": None, "services": []}
-    return {"gc": _fields(found), "services": [_service_fields(found, each) for each in found.services]}
+    return {
+        "gc": _fields(found) | _lock_fields(found),
+        "services": [_service_fields(found, each) for each in found.services],
+    }
 
 
 class GcStatusFlags(shared.CommandFlags):

@@ -14,7 +14,7 @@ Modules, in reading order:
 - `request_guards`: requests that would crash a store
 - `regions`, `region_errors`, `router`: the region cache, what region errors mean, and routing by key
 - `scan`, `rawkv`, `puts`: range scans, RawKV calls, and writes of Arrow columns
-- `locks`: locks of transactions, resolved as by every reader
+- `locks`, `txn_calls`: locks of transactions, resolved as by every reader, and the requests for it
 - `rate_limit`: the maximum rate per store
 - `timestamps`, `safepoint`: PD timestamps, service safe points and backup-ts
 - `split`, `import_mode`: splitting and scattering regions, import mode and download limits

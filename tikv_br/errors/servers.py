@@ -114,6 +114,13 @@ class ClusterFollowed(ClusterError):
     )
 
 
+class LocksRemain(ClusterError):
+    """Live transactions hold locks that a backup at its timestamp cannot pass."""
+
+    exit_code = 17
+    default_hint = "Run the same command again once these transactions have ended. If their clients are gone, the locks are resolved after their TTL."
+
+
 class StorageError(TikvBrError):
     """Base of the errors of the storage."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.cluster import Cluster
@@ -13,6 +14,9 @@ from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import GcBarrier, GcStatus, PdHttp, gc_status
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError, RequestRefused
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.locks import LiveLock
 
 FOREVER = (1 << 63) - 1
 """The TTL of ``gc_worker``, and its expiry: never. PD takes no other."""
@@ -134,6 +138,8 @@ class GcReport:
     """True if PD has GC barriers: the worker's safe point then stops at the oldest one."""
     unlisted: str = ""
     """Reason why global and keyspace-level barriers are missing from `services`; empty if they are not."""
+    lock: LiveLock | None = None
+    """The lock of the oldest live transaction, which the GC worker that made this report has found below its safe point."""
 
     @property
     def lag(self) -> float | None:

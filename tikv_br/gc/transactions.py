@@ -13,7 +13,8 @@ from tikv_br.cluster.pd_http import GcStatus, gc_status
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
 from tikv_br.errors import ClusterUnfit, ClusterUnreachable, EtcdUnreachable
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import TXN_MODE, TXN_MODE_END
+from tikv_br.formats.keys.codec import KeyMode
+from tikv_br.formats.keys.ranges import EVERY_KEY
 
 LOCK_PATIENCE = 20.0
 """Seconds to wait for transactions that are alive: the TTL that client-go gives to locks that it keeps alive."""
@@ -88,5 +89,5 @@ def check_no_other_gc(status: GcStatus, now: int) -> None:
 
 def resolve_locks(cluster: Cluster, safe_point: int, sleep: Callable[[float], object]) -> LockReport:
     """Resolve all locks up to a safe point, of all keyspaces. For `sleep`, and what is raised, see `LockResolver`."""
-    start, end = (TXN_MODE, TXN_MODE_END) if cluster.api_version is ApiVersion.V2 else (b"", b"")
-    return LockResolver(cluster, sleep=sleep).resolve(start, end, safe_point, patience=LOCK_PATIENCE)
+    span = KeyMode.TXN.keys if cluster.api_version is ApiVersion.V2 else EVERY_KEY
+    return LockResolver(cluster, sleep=sleep).resolve(span, safe_point, patience=LOCK_PATIENCE)

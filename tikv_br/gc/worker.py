@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from tikv_br import cancellation
+from tikv_br.cancellation import TaskCancelled
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd_lease import LeaseApi, LeaseHolder
 from tikv_br.cluster.locks import LockReport
@@ -149,7 +151,8 @@ def run_round(
     if target > before.safe_point:
         confirm()
         pd.update_gc_safe_point(target)
-    return Round(report(pd.gc_status(), pd.tso()), wanted, before.safe_point, locks)
+    found = replace(report(pd.gc_status(), pd.tso()), lock=next(iter(locks.live), None))
+    return Round(found, wanted, before.safe_point, locks)
 
 
 Show = Callable[[GcReport | None, WorkerFigures], None]
@@ -168,10 +171,6 @@ Resolve = Callable[[int, Callable[[float], None]], LockReport]
 def no_locks(_safe_point: int, _sleep: Callable[[float], None]) -> LockReport:
     """`Resolve` of a cluster without transactions."""
     return NO_LOCKS
-
-
-class _RoundStopped(Exception):
-    """The worker was stopped in a round."""
 
 
 class GcWorker:
@@ -207,7 +206,7 @@ class GcWorker:
         try:
             while not stop.is_set():
                 try:
-                    with contextlib.suppress(_RoundStopped), LeaseHolder(self._etcd, self._options.lease) as lease:
+                    with contextlib.suppress(TaskCancelled), LeaseHolder(self._etcd, self._options.lease) as lease:
                         self._run_as_candidate(Candidate(self._etcd, lease, self.name), stop)
                 except (EtcdLeaseExpired, EtcdUnreachable) as error:
                     log.warning("not a candidate any more, joining the election again: %s", error.message)
@@ -234,17 +233,20 @@ class GcWorker:
                 candidate.check()
 
     def _do_round(self, candidate: Candidate, stop: threading.Event) -> float:
-        """Try one round; returns the seconds until the next one. Raises `EtcdError`, `_RoundStopped`."""
+        """Try one round; returns the seconds until the next one. Raises `EtcdError`; `TaskCancelled` if the worker was stopped while locks were resolved."""
 
         def sleep(seconds: float) -> None:
-            if stop.wait(seconds):
-                raise _RoundStopped
+            cancellation.sleep(seconds)
             candidate.check()
+
+        def resolve(safe_point: int) -> LockReport:
+            with cancellation.cancelled_by(stop):
+                return self._resolve(safe_point, sleep)
 
         confirm = partial(candidate.confirm, self._options.margin)
         try:
             self._check()
-            done = run_round(self._pd, self._options.life_time, confirm, lambda ts: self._resolve(ts, sleep))
+            done = run_round(self._pd, self._options.life_time, confirm, resolve)
         except ClusterError as error:
             if not error.retryable and not self._figures.rounds:
                 raise
@@ -277,8 +279,8 @@ def describe(done: Round) -> str:
     text = f"the GC safe point is {at}" if not done.has_advanced else f"advanced the GC safe point to {at}"
     if done.locks.resolved:
         text += f"; resolved {counted(done.locks.resolved, 'lock')}"
-    if done.locks.live:
-        text += f"; {done.locks.live[0]} holds it back"
+    if done.report.lock is not None:
+        text += f"; {done.report.lock} holds it back"
     holder = done.report.holder
     if holder is not None:
         return f"{text}; {holder.service} ({holder.owner}) holds it back by {done.report.held_seconds:.0f} s"

@@ -9,15 +9,16 @@ from typing import cast
 import pytest
 
 from tests.unit.cluster.fakes import KV, FakeCluster, region, region_error, with_leader
-from tikv_br.cluster import locks
+from tikv_br.cluster import locks, txn_calls
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.locks import LockReport, LockResolver
+from tikv_br.cluster.locks import LockReport, LockResolver, SnapshotLocks
 from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.timestamps import MAX_TS, compose
-from tikv_br.errors import RequestRefused
+from tikv_br.errors import LocksRemain, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import encode
+from tikv_br.formats.keys.codec import KeyMode, encode
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 NOW_MS = 1_800_000_000_000
 NOW = compose(NOW_MS, 7)
@@ -67,7 +68,8 @@ class Store:
         router = Cluster.connect(fake.config()).router
         pd = SimpleNamespace(tso=lambda: self.now)
         connected = SimpleNamespace(router=router, api_version=version, cluster_id=7, pd=pd)
-        self.resolver = LockResolver(cast("Cluster", connected), sleep=self._sleep, clock=lambda: self.seconds)
+        self.cluster = cast("Cluster", connected)
+        self.resolver = LockResolver(self.cluster, sleep=self._sleep, clock=lambda: self.seconds)
 
     def _sleep(self, seconds: float) -> None:
         if seconds:
@@ -81,7 +83,7 @@ class Store:
 
     def resolve(self, reader_ts: int = 0, patience: float = 0.0) -> LockReport:
         """Resolve everything of mode x up to now."""
-        return self.resolver.resolve(b"x", b"y", NOW, reader_ts=reader_ts, patience=patience)
+        return self.resolver.resolve(KeyMode.TXN.keys, NOW, reader_ts=reader_ts, patience=patience)
 
     def scans(self) -> list[kv.ScanLockRequest]:
         """The requests so far."""
@@ -128,9 +130,9 @@ def test_locks_of_ended_transactions(store: Store, status: kv.CheckTxnStatusResp
 
 def test_many_locks_of_a_transaction(store: Store) -> None:
     """The store looks for them itself."""
-    store.scan(found(*(lock(b"x%03d" % number) for number in range(locks.LITE_LOCKS + 1))))
+    store.scan(found(*(lock(b"x%03d" % number) for number in range(txn_calls.LITE_LOCKS + 1))))
     store.fake.kv("KvCheckTxnStatus", COMMITTED)
-    assert store.resolve().resolved == locks.LITE_LOCKS + 1
+    assert store.resolve().resolved == txn_calls.LITE_LOCKS + 1
     assert store.ended() == [(OLD, COMMIT, [])]
 
 
@@ -207,6 +209,72 @@ def test_readers_push_live_transactions(store: Store) -> None:
     assert store.seconds == 1
     assert {each.caller_start_ts for each in store.checks()} == {OLD + 3}
     assert store.ended() == []
+
+
+READER = OLD + 3
+NOT_IN_THE_WAY = [
+    lock(b"xa", lock_ttl=ALIVE, lock_type=kv.PessimisticLock),
+    lock(b"xb", lock_ttl=ALIVE, lock_type=kv.Lock),
+    lock(b"xc", lock_ttl=ALIVE, min_commit_ts=READER + 1),
+    lock(b"xd", lock_ttl=ALIVE, min_commit_ts=READER + 1, use_async_commit=True),
+    lock(b"xe", lock_ttl=ALIVE, lock_type=7),  # shared, of newer stores
+]
+
+
+def test_locks_that_no_reader_minds(store: Store) -> None:
+    """Nothing is asked about them; GC must not pass them."""
+    store.scan(found(*NOT_IN_THE_WAY))
+    assert store.resolve(reader_ts=READER, patience=60) == LockReport(0, (), frozenset())
+    assert (store.checks(), store.seconds) == ([], 0)
+    for held in NOT_IN_THE_WAY:
+        store.scan(found(held))
+        store.fake.kv("KvCheckTxnStatus", alive())
+        assert len(store.resolve().live) == 1
+
+
+@pytest.mark.parametrize("lock_type", [kv.Put, kv.Del])
+def test_locks_that_a_reader_minds(store: Store, lock_type: kv.Op.ValueType) -> None:
+    """A put or delete that may commit at the reader's timestamp, also if the store does not know from when on."""
+    locks_ = [lock(b"xa", lock_type=lock_type, min_commit_ts=ts) for ts in (READER, OLD + 1, 0)]
+    store.scan(*(found(held) for held in locks_))
+    store.fake.kv("KvCheckTxnStatus", COMMITTED)
+    assert [store.resolve(reader_ts=READER).resolved for _ in locks_] == [1, 1, 1]
+
+
+def test_a_snapshot(store: Store) -> None:
+    """Pushed transactions are passed over from then on, ended ones are resolved; both up to the snapshot's timestamp only."""
+    pushed = alive()
+    pushed.action = kv.MinCommitTSPushed
+    store.scan(found(lock(b"xa", lock_ttl=ALIVE), lock(b"xb", OLD + 1)), found(lock(b"xc", OLD + 2, lock_ttl=ALIVE)))
+    store.fake.kv("KvCheckTxnStatus", pushed, COMMITTED, pushed)
+    snapshot = SnapshotLocks(store.cluster, READER, [5], patience=0)
+    assert (snapshot.clear(KeyRange(b"xa", b"xc")), snapshot.resolved) == (1, {5, OLD})
+    assert (snapshot.clear(KeyRange(b"xc", b"xd")), snapshot.resolved) == (0, {5, OLD, OLD + 2})
+    assert [(each.max_version, each.start_key, each.end_key) for each in store.scans()] == [
+        (READER, b"xa", b"xc"),
+        (READER, b"xc", b"xd"),
+    ]
+    assert {each.caller_start_ts for each in store.checks()} == {READER}
+
+
+def test_a_snapshot_behind_live_async_commits(store: Store) -> None:
+    """The error names the oldest ones with key, start and age. They never count as passed over."""
+    held = [lock(b"x%02d" % age, OLD - age, lock_ttl=ALIVE, use_async_commit=True) for age in range(5)]
+    store.fake.kv("KvScanLock", found(*held))
+    answer = alive(use_async_commit=True)
+    answer.action = kv.MinCommitTSPushed
+    store.fake.kv("KvCheckTxnStatus", answer)
+    snapshot = SnapshotLocks(store.cluster, READER, patience=0)
+    with pytest.raises(LocksRemain) as remain:
+        snapshot.clear(KeyRange(b"x", b"y"))
+    assert snapshot.resolved == set()
+    said = remain.value.message
+    assert said.startswith(f"after 0 s live transactions still hold locks below {READER} = ")
+    assert said.index("key 783034 ") < said.index("key 783033 ") < said.index("key 783032 ")
+    assert said.endswith("; and 2 more")
+    assert f"began at {OLD - 4} = " in said
+    assert " UTC, 60 s ago, with a TTL of 120 s" in said
+    assert remain.value.exit_code == 17
 
 
 def test_a_primary_that_is_missing(store: Store) -> None:
@@ -346,7 +414,7 @@ def test_api_v1(fake: FakeCluster) -> None:
     """Keys have no prefix there, and bounds are memcomparable all the same."""
     fake.regions = [with_leader(region(1, b"", encode(b"m"))), with_leader(region(2, encode(b"m"), b""))]
     store = Store(fake, ApiVersion.V1)
-    assert store.resolver.resolve(b"", b"", NOW).resolved == 0
+    assert store.resolver.resolve(EVERY_KEY, NOW).resolved == 0
     assert [(each.start_key, each.end_key) for each in store.scans()] == [(b"", b"m"), (b"m", b"")]
     assert {each.context.api_version for each in store.scans()} == {kv.V1}
 

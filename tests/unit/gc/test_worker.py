@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.waiting import PATIENCE, eventually
 from tests.unit.gc.fakes import FakeEtcd, FakePd
+from tikv_br import cancellation
 from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import KeyValue
 from tikv_br.cluster.locks import LiveLock, LockReport
@@ -104,7 +105,7 @@ def test_a_candidate_that_does_not_lead_changes_nothing(calls: int) -> None:
 
 def live(start_ts: int) -> LiveLock:
     """A lock of a transaction that is alive."""
-    return LiveLock(b"xkey", start_ts, 20_000)
+    return LiveLock(b"xkey", start_ts, 20_000, 35.0)
 
 
 def test_locks_are_resolved_before_gc_advances(pd: FakePd) -> None:
@@ -135,7 +136,8 @@ def test_gc_stays_below_live_transactions(pd: FakePd) -> None:
     done = run_round(pd, LIFE, agreed, resolve)
     assert pd.state.safe_point == oldest - 1
     assert f"the transaction that began at {oldest}" in describe(done)
-    assert describe(done).endswith(" with a TTL of 20 s holds it back")
+    assert describe(done).endswith(", 35 s ago, with a TTL of 20 s holds it back")
+    assert done.report.lock == live(oldest)
     pd.seconds += 60
     assert not run_round(pd, LIFE, agreed, resolve).has_advanced
     oldest = 5
@@ -234,6 +236,8 @@ class Watched:
         self.refusal: ClusterError | None = None
         self.waits = False
         """Whether locks are waited for, without end."""
+        self.retries = False
+        """Whether that is in the retries of a request, which last long."""
         self.is_waiting = threading.Event()
         options = WorkerOptions(LIFE, interval=0.01, lease=2)
         self._worker = GcWorker(etcd, pd, options, self._show, check=self._check, resolve=self._resolve)
@@ -261,7 +265,7 @@ class Watched:
     def _resolve(self, _safe_point: int, sleep: Callable[[float], None]) -> LockReport:
         while self.waits:
             self.is_waiting.set()
-            sleep(0.01)
+            (cancellation.sleep if self.retries else sleep)(3600.0 if self.retries else 0.01)
         return LockReport(0, (), frozenset())
 
     def _show(self, found: GcReport | None, figures: WorkerFigures) -> None:
@@ -326,6 +330,16 @@ def test_a_worker_that_waits_for_locks() -> None:
     assert pd.updates == []
     assert not etcd.items
     assert worker.error is None
+
+
+def test_a_worker_that_is_stopped_while_a_store_is_away() -> None:
+    """Its wait for the store ends at once, and nothing has changed."""
+    pd, etcd = FakePd(), FakeEtcd()
+    worker = Watched(etcd, pd)
+    worker.waits = worker.retries = True
+    with worker:
+        eventually(worker.is_waiting.is_set)
+    assert (pd.updates, etcd.items, worker.error) == ([], {}, None)
 
 
 def test_permanent_errors_end_the_worker() -> None:
