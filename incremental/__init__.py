@@ -7,8 +7,8 @@ Modules, in reading order:
 - order, runs, sorter: sort changes by timestamp, in memory and on disk
 - sinks: where changes are written: a cluster, a log archive, a Kafka topic, JSON lines
 - kafka: changes in Kafka topics: messages, addresses, the client
-- pipeline: the loop from feed to sink, and its status
-- rates: rates and lags in that status
+- pipeline: the loop from feed to sink
+- status: the status of that loop, with rates and lags
 - checkpoint: saves how far a sync has come
 - diff_mode: syncs sources without a change feed by comparing ranges
 - group: several processes (captures) that share changefeeds through etcd

@@ -100,7 +100,7 @@ class RangePass:
     report: Report
 
 
-class _Stopped(Exception):
+class _PassStopped(Exception):
     """Ends the current pass."""
 
 
@@ -131,7 +131,7 @@ class DiffMode:
         """
         every = self._options.exact_every
         failures = Patience(self._options.patience, "--sink-patience")
-        with self._clusters, suppress(_Stopped):
+        with self._clusters, suppress(_PassStopped):
             while not self._stop.is_set():
                 began, wait = time.monotonic(), self._options.interval
                 try:
@@ -194,7 +194,7 @@ class DiffMode:
         else:
             self._known[found.span] = found.sums
         if self._stop.is_set():
-            raise _Stopped
+            raise _PassStopped
 
 
 def sync_range(

@@ -8,25 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import physical_ms, show_ts
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
-from tikv_br.errors import (
-    ClusterTlsError,
-    ClusterUnreachable,
-    KafkaUnreachable,
-    RetryBudgetExhausted,
-    StorageUnreachable,
-    SyncFenced,
-    TikvBrError,
-)
+from tikv_br.errors import StorageUnreachable, SyncFenced, TikvBrError
 from tikv_br.formats import columns
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
@@ -34,29 +22,23 @@ from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.events import Event, Missed, Resolved, Rows, Scanned
 from tikv_br.incremental.feed.feed import Feed, FeedOptions
 from tikv_br.incremental.feed.status import FeedStatus
-from tikv_br.incremental.rates import Rate, WriteLag
 from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.writer import SinkStopped, SinkWriter
 from tikv_br.incremental.sorter import Sorter
+from tikv_br.incremental.status import RATE_SECONDS, Rate, SyncStatus, WriteLag
 from tikv_br.patience import Patience
-from tikv_br.retry import Backoff
 from tikv_br.tasks.task import keep_freed_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 log = logging.getLogger(__name__)
-
-RATE_SECONDS = 10.0
-"""The window for events per second and write lag."""
-PORTION_SECONDS = 0.25
-"""Seconds that the changes of one write take at the rate limit."""
-SINK = 0
-"""Key of `RateLimit`: there is one sink."""
-
 
 SAVE_RETRY_SECONDS = 1.0
 """Seconds between two attempts to save, in addition to the storage's own retries."""
+POLL_SECONDS = 0.5
+"""Interval at which an idle sync checks for a stop."""
+SORTER_BYTES = 256 << 20
 
 
 class SafePoint(Protocol):
@@ -103,56 +85,8 @@ class ReplicateOptions:
     """Maximum bytes of keys and values per second that the sink is given; 0 = unlimited. A batch that is retried counts once."""
 
 
-@dataclass(frozen=True, slots=True)
-class SyncStatus:
-    """The status of a sync. Lags are in seconds, by this machine's clock."""
-
-    checkpoint_ts: int
-    """The sink has confirmed all changes up to this."""
-    resolved_ts: int
-    """The feed has delivered all changes up to this."""
-    checkpoint_lag: float
-    resolved_lag: float
-    write_lag: float | None = None
-    """Estimated time that a write takes from the source to the sink (`WriteLag`); None while there are no writes."""
-    events: int = 0
-    """Rows received from the feed, including duplicates."""
-    written: int = 0
-    """Rows that the sink has confirmed; of several changes of a key in a batch, only the last is written."""
-    events_per_second: float = 0.0
-    sorter_memory_bytes: int = 0
-    sorter_disk_bytes: int = 0
-    late_rows: int = 0
-    sink_failures: int = 0
-    """Number of batches that the sink failed and that were retried."""
-    sink_failing_seconds: float = 0.0
-    """Seconds since the sink stopped accepting writes; 0 while it accepts them.
-
-    A failed batch is retried until it succeeds.
-    """
-    sink_rate_limit: int = 0
-    """Value of `ReplicateOptions.rate_limit`."""
-    sink_limited_share: float = 0.0
-    """Part of the last `RATE_SECONDS` in which changes waited for the rate limit, 0 to 1."""
-    last_error: str = ""
-    pd_silent_seconds: float = 0.0
-    """Seconds since the source's PD stopped answering; 0 while it answers."""
-    feed: FeedStatus = field(default_factory=FeedStatus)
-    missed: tuple[str, ...] = ()
-    """Ingests into the source whose rows the sink lacks, as they keep older timestamps; also of earlier runs."""
-
-
-RETRYABLE = (ClusterUnreachable, ClusterTlsError, RetryBudgetExhausted, StorageUnreachable, KafkaUnreachable)
-"""Errors of a sink that does not answer."""
-T = TypeVar("T")
-
-
-class _Stopped(Exception):
-    """`Replicator.stop` was called while the sink failed, or while changes waited for the rate limit."""
-
-
 class Replicator:
-    """Runs one sync in the thread that calls `run`; `stop` and `status` are thread-safe."""
+    """Runs one sync in the thread that calls `run`; `status` is thread-safe."""
 
     def __init__(
         self,
@@ -163,48 +97,39 @@ class Replicator:
         sink: Sink,
         checkpoints: CheckpointStore,
         safe_point: SafePoint,
-        options: ReplicateOptions | None = None,
-        stop: threading.Event | None = None,
+        options: ReplicateOptions,
+        stop: threading.Event,
         feed_status: Callable[[], FeedStatus] = FeedStatus,
         timestamp_age: float = DEFAULT_TIMESTAMP_AGE,
     ) -> None:
-        """`start` is where the feed starts; `checkpoints` must be claimed. Setting the event `stop` has the effect of `stop()`."""
+        """`start` is where the feed starts; `checkpoints` must be claimed. `stop` ends `run` at the next event or between two batches."""
         self.changefeed_id = start.changefeed_id
-        self._start = start
-        self._feed = feed
-        self._sorter = sorter
-        self._sink = sink
-        self._checkpoints = checkpoints
-        self._safe_point = safe_point
-        self._options = options or ReplicateOptions()
-        self._stop = stop or threading.Event()
+        self._start, self._options, self._stop = start, options, stop
+        self._feed, self._sorter, self._sink = feed, sorter, sink
+        self._checkpoints, self._safe_point = checkpoints, safe_point
         self._feed_status = feed_status
-        self._checkpoint_ts = self._saved_ts = start.checkpoint_ts
-        self._resolved_ts = start.checkpoint_ts
-        self._complete_ts = start.checkpoint_ts
-        """The sink was given all changes up to this."""
-        self._saved_at = time.monotonic()
-        self._events = self._written = self._sink_failures = 0
-        self._failures = Patience(
-            self._options.patience, "--sink-patience", f"the sink, {sink.place}, accepts no writes"
+        self._checkpoint_ts = self._saved_ts = self._resolved_ts = start.checkpoint_ts
+        self._complete_ts = start.checkpoint_ts  # the sink was given all changes up to this
+        self._missed, self._saved_at = start.missed, time.monotonic()
+        self._events = self._written = 0
+        self.writer = SinkWriter(
+            sink,
+            patience=options.patience,
+            longest_wait=options.longest_wait,
+            rate_limit=options.rate_limit,
+            stop=stop,
+            check=safe_point.check,
         )
-        self._last_error = ""
-        self._missed = start.missed
-        self.unanswered_at: float | None = None
-        """Time at which a write last failed, on the monotonic clock. That write may still reach the sink until its request times out."""
         self._rate = Rate(RATE_SECONDS)
-        self._limit = RateLimit(self._options.rate_limit, sleep=self._wait_for_limit)
-        self._limited_seconds = 0.0
-        self._limited = Rate(RATE_SECONDS)
         self._write_lag = WriteLag(RATE_SECONDS, timestamp_age=timestamp_age)
 
     def run(self) -> None:
-        """Replicate until `stop`, or until the feed ends; then save the checkpoint, also after an error.
+        """Replicate until `stop` is set, or until the feed ends; then save the checkpoint, also after an error.
 
         Raises `SafePointError`, `SyncFenced`, and the errors of feed, sorter, sink and checkpoint storage.
         """
         try:
-            with suppress(_Stopped):
+            with suppress(SinkStopped):
                 self._confirm(self._complete_ts)
                 for event in self._feed:
                     match event:
@@ -218,20 +143,16 @@ class Replicator:
                             self._mark_missed(event)
                     if self._stop.is_set():
                         break
-            self._flush()
+            self._checkpoint_ts = max(self._checkpoint_ts, self.writer.flush(self._complete_ts))
         except SyncFenced:
             raise
         except Exception:
             try:
-                self._save(0.0)  # what the sink has confirmed; the error that led here is the one to raise
+                self._save(retry=False)  # what the sink has confirmed; the error that led here is the one to raise
             except TikvBrError as error:
                 log.warning("the checkpoint was not saved: %s", error.message)
             raise
-        self._save(self._options.state_patience)
-
-    def stop(self) -> None:
-        """Make `run` return at the next event, or between two batches."""
-        self._stop.set()
+        self._save()
 
     def status(self) -> SyncStatus:
         """The current status."""
@@ -248,11 +169,11 @@ class Replicator:
             sorter_memory_bytes=self._sorter.memory_bytes,
             sorter_disk_bytes=self._sorter.disk_bytes,
             late_rows=self._sorter.late_rows,
-            sink_failures=self._sink_failures,
-            sink_failing_seconds=self._failures.failing_seconds,
+            sink_failures=self.writer.failures,
+            sink_failing_seconds=self.writer.failing_seconds,
             sink_rate_limit=self._options.rate_limit,
-            sink_limited_share=min(self._limited.value(self._limited_seconds), 1.0),
-            last_error=self._last_error,
+            sink_limited_share=self.writer.limited_share,
+            last_error=self.writer.last_error,
             pd_silent_seconds=self._safe_point.silent_seconds,
             feed=self._feed_status(),
             missed=self._missed,
@@ -277,39 +198,10 @@ class Replicator:
         self._safe_point.check()
         self._resolved_ts = max(self._resolved_ts, ts)
         for batch in self._sorter.take(ts):
-            for part in self._rate_limited(batch):
-                if self._stop.is_set():
-                    return
-                self._retry(partial(self._sink.write, part))
+            self.writer.write(batch)
             self._written += batch.num_rows
             self._confirm(int(columns.numbers(batch["ts"])[-1]))
         self._confirm(ts)
-
-    def _rate_limited(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows in portions, each when the rate limit allows it; all at once without a limit."""
-        if not self._limit:
-            yield batch
-            return
-        ends = np.concatenate(([0], np.cumsum(columns.row_sizes(batch))))
-        done = 0
-        while done < batch.num_rows:
-            most = ends[done] + PORTION_SECONDS * self._options.rate_limit
-            stop = max(int(np.searchsorted(ends, most, "right")) - 1, done + 1)
-            self._limit.spend(SINK, int(ends[stop] - ends[done]))
-            yield batch.slice(done, stop - done)
-            done = stop
-
-    def _wait_for_limit(self, seconds: float) -> None:
-        """Wait until the rate limit allows the next write. Raises `_Stopped`, and `SafePointError`."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._safe_point.check()
-            began = time.monotonic()
-            stopped = self._stop.wait(min(left, 1.0))
-            self._limited_seconds += time.monotonic() - began
-            self._limited.record(self._limited_seconds)
-            if stopped:
-                raise _Stopped
 
     def _confirm(self, ts: int) -> None:
         """Inform the sink that it has all changes up to this ts; advance the checkpoint to what it has made durable.
@@ -317,83 +209,42 @@ class Replicator:
         This is called after each batch, since a batch has all rows of its last ts.
         """
         self._complete_ts = max(self._complete_ts, ts)
-        durable_ts = self._retry(partial(self._sink.resolve, self._complete_ts))
+        durable_ts = self.writer.resolve(self._complete_ts)
         self._checkpoint_ts = max(self._checkpoint_ts, durable_ts)
         self._write_lag.record_confirmed(durable_ts)
         if time.monotonic() - self._saved_at >= self._options.save_every:
-            self._save(self._options.state_patience)
+            self._save()
 
-    def _flush(self) -> None:
-        """Make the sink durable at the end. If it does not answer, the next run writes the rest again."""
-        try:
-            durable_ts = self._sink.resolve(self._complete_ts, flush=True)
-        except RETRYABLE as error:
-            log.warning("cannot write the last changes to the sink, the next run will: %s", error.message)
-        else:
-            self._checkpoint_ts = max(self._checkpoint_ts, durable_ts)
-
-    def _retry(self, call: Callable[[], T]) -> T:
-        """Call the sink, with retries. Raises `_Stopped` if stopped before it succeeded."""
-        tries, began = 0, time.monotonic()
-        while True:
-            try:
-                result = call()
-            except TikvBrError as error:
-                self.unanswered_at = time.monotonic()
-                if not isinstance(error, RETRYABLE):
-                    raise
-                if self._stop.is_set():
-                    raise _Stopped from None
-                self._sink_failures += 1
-                self._last_error = error.message
-                log.warning("cannot write to the sink, retrying: %s", error.message)
-                self._failures.fail(error, began)  # not from now: the sink's own retries have taken a while
-            else:
-                self._failures.end()
-                return result
-            self._safe_point.check()
-            tries += 1
-            if self._stop.wait(Backoff("sink", 0.1, self._options.longest_wait).delay(tries, 0.0)):
-                raise _Stopped
-
-    def _save(self, patience: float) -> None:
-        """Save the checkpoint, then advance the safe point to it. See `_save_with_retries` for `patience`."""
-        self._saved_at = time.monotonic()
-        if self._checkpoint_ts == self._saved_ts:
-            return
-        self._save_with_retries(
-            replace(
-                self._start,
-                checkpoint_ts=self._checkpoint_ts,
-                resolved_ts=self._resolved_ts,
-                saved_ms=time.time_ns() // 1_000_000,
-                missed=self._missed,
-            ),
-            patience,
-        )
-        self._saved_ts = self._checkpoint_ts
-        self._safe_point.advance(self._checkpoint_ts - 1)
-
-    def _save_with_retries(self, checkpoint: Checkpoint, patience: float) -> None:
-        """Retry for `patience` seconds while the storage is unreachable, unless stopped.
+    def _save(self, *, retry: bool = True) -> None:
+        """Save the checkpoint, then advance the safe point to it. Retries while the storage is unreachable, unless stopped.
 
         Nothing is written to the sink in the meantime: if this process cannot save, another may have taken over.
         """
-        until = time.monotonic() + patience
+        began = self._saved_at = time.monotonic()
+        if self._checkpoint_ts == self._saved_ts:
+            return
+        checkpoint = replace(
+            self._start,
+            checkpoint_ts=self._checkpoint_ts,
+            resolved_ts=self._resolved_ts,
+            saved_ms=time.time_ns() // 1_000_000,
+            missed=self._missed,
+        )
+        patience = self._options.state_patience
+        failures = Patience(patience, f"{patience:g} s")
         while True:
             try:
-                return self._checkpoints.save(checkpoint)
+                self._checkpoints.save(checkpoint)
+                break
             except StorageUnreachable as error:
-                if self._stop.is_set() or time.monotonic() >= until:
+                if self._stop.is_set() or not retry:
                     raise
+                failures.fail(error, began)
                 log.warning("cannot save the checkpoint, the sync waits: %s", error.message)
             self._safe_point.check()
             self._stop.wait(SAVE_RETRY_SECONDS)
-
-
-POLL_SECONDS = 0.5
-"""Interval at which an idle sync checks for a stop."""
-SORTER_BYTES = 256 << 20
+        self._saved_ts = self._checkpoint_ts
+        self._safe_point.advance(self._checkpoint_ts - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

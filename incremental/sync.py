@@ -29,7 +29,7 @@ from tikv_br.errors import (
     SyncStateMismatch,
     UsageError,
 )
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
 from tikv_br.incremental.feed.feed import hold_back_for
 from tikv_br.incremental.handover import (
@@ -47,11 +47,12 @@ from tikv_br.incremental.handover import (
     state_name,
     warn_of_scan_window,
 )
-from tikv_br.incremental.pipeline import PipelineOptions, Replicator, SyncStatus, pipeline
+from tikv_br.incremental.pipeline import PipelineOptions, Replicator, pipeline
 from tikv_br.incremental.sinks.base import unfenced
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, wait_for_sink
 from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import LogTarget, Target
+from tikv_br.incremental.status import SyncStatus
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -61,7 +62,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncOptions(PipelineOptions):
-    """One sync. Keys are user keys; an empty end key is unbounded."""
+    """One sync. The span is in user keys."""
 
     changefeed_id: str
     former_id: str = ""
@@ -74,8 +75,7 @@ class SyncOptions(PipelineOptions):
     """Start without a checkpoint; None = a checkpoint is required."""
     keyspace: str = ""
     """Id or name; ``""`` = the default keyspace."""
-    start_key: bytes = b""
-    end_key: bytes = b""
+    span: KeyRange = EVERY_KEY
     gc_ttl: int = GC_TTL
     """Seconds for which the safe point protects from GC while the sync is down."""
     fence: Callable[[], object] = unfenced
@@ -105,7 +105,7 @@ def sync(
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster.connect(options.source))
         codec = source_codec(cluster, options.keyspace)
-        span = codec.rpc_range(KeyRange(options.start_key, options.end_key))
+        span = codec.rpc_range(options.span)
         origin = Origin(
             cluster.cluster_id,
             codec.keyspace_id,
@@ -119,14 +119,13 @@ def sync(
         if not hold_back_for(cluster, options.feed.hold_back):
             log.warning("sync %s: --hold-back is 0: changes are lost when leaders move", options.changefeed_id)
         sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
-        replicate = options.replicate
         sink = wait_for_sink(
             stack,
             options.target,
             origin,
             sink_options,
-            patience=replicate.patience,
-            longest_wait=replicate.longest_wait,
+            patience=options.replicate.patience,
+            longest_wait=options.replicate.longest_wait,
             stop=stop,
             report=wait,
         )
@@ -227,7 +226,7 @@ def _start_ts(
 
 def _warn_if_not_restored(options: SyncOptions, sink: TikvSink) -> None:
     """Warn if the sync starts after a backup with rows of which the sink has none."""
-    if not isinstance(options.start, FromBackup) or not sink.is_empty(options.start_key, options.end_key):
+    if not isinstance(options.start, FromBackup) or not sink.is_empty(options.span):
         return
     backup = BackupSet.open_any(open_store(options.start.storage))
     if any(file.total_kvs for file in backup.files):

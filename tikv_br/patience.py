@@ -63,24 +63,25 @@ class Patience:
 
 
 def wait_until(
-    is_reached: Callable[[], bool],
+    look: Callable[[], T | None],
     seconds: float,
     too_late: Callable[[], TikvBrError],
     *,
     poll: float,
     check: Callable[[], object] = lambda: None,
     sleep: Callable[[float], object] = time.sleep,
-) -> None:
-    """Wait for a state, which is looked at every ``poll`` seconds. Raises ``too_late()`` after so many seconds.
+) -> T:
+    """Wait until ``look``, called every ``poll`` seconds, returns something true, and return that. Raises ``too_late()`` after so many seconds.
 
     ``check`` is called after each look; what it raises ends the wait.
     """
     until = time.monotonic() + seconds
-    while not is_reached():
+    while not (found := look()):
         check()
         if time.monotonic() > until:
             raise too_late()
         sleep(poll)
+    return found
 
 
 def in_background(call: Callable[[], T], name: str, watch: Callable[[float], None]) -> T:

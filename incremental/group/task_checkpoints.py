@@ -11,7 +11,7 @@ from tikv_br.errors import SyncFenced
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.group.model import ChangefeedTask, Progress, load_progress
 from tikv_br.incremental.group.store import GroupStore
-from tikv_br.incremental.pipeline import SyncStatus
+from tikv_br.incremental.status import SyncStatus
 from tikv_br.records import dump
 from tikv_br.redaction import redact
 

@@ -125,7 +125,7 @@ class Worker:
         """Return whether it has ended and none of its writes can still arrive; failed ones may until they time out."""
         if not self.ended:
             return False
-        unanswered = None if self.replicator is None else self.replicator.unanswered_at
+        unanswered = None if self.replicator is None else self.replicator.writer.unanswered_at
         since = max(self._ended_at if self.error is not None else 0.0, unanswered or 0.0)
         return not since or time.monotonic() >= since + self._membership.options.write_timeout
 

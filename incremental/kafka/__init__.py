@@ -6,6 +6,7 @@ Modules, in reading order:
 - url: ``kafka://`` addresses and their parameters
 - client: librdkafka's configuration, and its errors as ours
 - topic: looks up, checks and creates the topic
+- failures: failures of brokers while a topic is read
 - group: reads a topic as the single member of a consumer group
 - topic_feed: turns messages into rows and resolved-ts
 - replay: applies a topic to a cluster

@@ -86,6 +86,25 @@ class KafkaMessage:
         return len(self.key) + len(self.value or b"") + headers + RECORD_OVERHEAD
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of a partition."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEnd:
+    """There is no message at or after this offset yet."""
+
+    partition: int
+    offset: int
+
+
 class UnencodableChange(ValueError):
     """A change that the protocol cannot express, or that is above the size limit. The text names no key or value."""
 

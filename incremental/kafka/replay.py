@@ -117,8 +117,8 @@ class Replay:
             sink_failures=now.sink_failures,
             sink_failing_seconds=now.sink_failing_seconds,
             sink_limited_share=now.sink_limited_share,
-            kafka_failing_seconds=self.group.failing_seconds,
-            last_error=self.group.last_error if self.group.failing_seconds else now.last_error,
+            kafka_failing_seconds=self.group.failures.failing_seconds,
+            last_error=self.group.failures.last_error or now.last_error,
         )
 
 

@@ -13,6 +13,7 @@ from tikv_br.errors import KafkaDenied, KafkaRefused, KafkaUnreachable, UsageErr
 from tikv_br.incremental.kafka.client import DENIED, REQUEST_SECONDS, as_error, client_config, kafka, kafka_errors
 from tikv_br.incremental.kafka.messages import MAX_MESSAGE_BYTES
 from tikv_br.incremental.kafka.url import KafkaUrl
+from tikv_br.patience import wait_until
 
 if TYPE_CHECKING:
     import confluent_kafka
@@ -29,6 +30,8 @@ _DENIED_GRACE = 2.0
 """Seconds until a failed login counts, if no other broker answers."""
 _CREATION_SECONDS = 15.0
 _POLL_SECONDS = 0.05
+_ANSWER_SECONDS = REQUEST_SECONDS - 0.5
+"""Less than the client's own timeout, whose error does not say why brokers do not answer."""
 T = TypeVar("T")
 
 
@@ -91,15 +94,15 @@ class TopicAdmin:
     def find_or_create(self) -> Topic:
         """The topic, which is created if it does not exist. Raises as `find`."""
         found = self.find()
-        if found is None:
-            self._create()
-        until = time.monotonic() + _CREATION_SECONDS
-        while found is None:  # brokers learn of it a moment after the controller
-            found = self.find()
-            if found is None and time.monotonic() > until:
-                raise KafkaUnreachable(f"topic {self._url.topic} was created, but the brokers do not know it yet")
-            time.sleep(_POLL_SECONDS)
-        return found
+        if found is not None:
+            return found
+        self._create()
+        return wait_until(  # brokers learn of it a moment after the controller
+            self.find,
+            _CREATION_SECONDS,
+            lambda: KafkaUnreachable(f"topic {self._url.topic} was created, but the brokers do not know it yet"),
+            poll=_POLL_SECONDS,
+        )
 
     def _partitions(self) -> int | None:
         """Return the number of partitions; None if the topic does not exist."""
@@ -160,18 +163,20 @@ class TopicAdmin:
 
     def _raw_wait(self, answer: Future[T], action: str) -> T:
         """The answer. A client that cannot log in gets none, only calls of `_on_error`."""
-        until = time.monotonic() + REQUEST_SECONDS
-        while not answer.done():
+
+        def check() -> None:
             self._stop()
-            self._client.poll(_POLL_SECONDS)
-            now = time.monotonic()
-            if self._denied is not None and now > self._denied_at + _DENIED_GRACE:
+            if self._denied is not None and time.monotonic() > self._denied_at + _DENIED_GRACE:
                 raise as_error(self._denied, self._url, action)
-            if now > until:
-                place = ",".join(self._url.brokers)
-                why = f": {self._last.str()}" if self._last is not None else ""
-                raise KafkaUnreachable(f"Kafka at {place} does not answer{why}")
+
+        wait_until(
+            answer.done, _ANSWER_SECONDS, self._no_answer, poll=_POLL_SECONDS, check=check, sleep=self._client.poll
+        )
         return answer.result()
+
+    def _no_answer(self) -> KafkaUnreachable:
+        why = "" if self._last is None else f": {self._last.str()}"
+        return KafkaUnreachable(f"Kafka at {','.join(self._url.brokers)} does not answer{why}")
 
     def _on_error(self, error: confluent_kafka.KafkaError) -> None:
         if error.name() in DENIED and self._denied is None:

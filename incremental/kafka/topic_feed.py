@@ -16,8 +16,8 @@ import pyarrow as pa
 from tikv_br.errors import TopicDamaged, TopicUnresolved, UsageError
 from tikv_br.formats import columns
 from tikv_br.incremental.feed.events import Event, Resolved, Rows
-from tikv_br.incremental.kafka.group import PartitionEnd, Received, Start
-from tikv_br.incremental.kafka.messages import Change, Codec, DamagedMessage, KafkaMessage
+from tikv_br.incremental.kafka.group import Start
+from tikv_br.incremental.kafka.messages import Change, Codec, DamagedMessage, KafkaMessage, PartitionEnd, Received
 from tikv_br.incremental.kafka.messages import Event as TopicEvent
 from tikv_br.incremental.kafka.open_protocol import KEYSPACE_HEADER, UserKeys
 

@@ -6,5 +6,6 @@ Modules, in reading order:
 - log: writes a log archive
 - kafka: writes to a Kafka topic
 - json_lines: writes JSON lines to a file or a stream
+- writer: gives batches to a sink, with retries and at a limited rate
 - open: parses ``--sink`` addresses and opens the sink
 """

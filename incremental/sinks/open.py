@@ -26,7 +26,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.kafka.topic import TopicAdmin
 from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.sinks.base import Sink, unfenced
@@ -67,9 +67,6 @@ def everything(ts: int) -> int:
     return ts
 
 
-ALL_KEYS = KeyRange(b"", b"")
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The source of the changes. A cluster as sink must not have the same keyspace; a log describes all of it."""
@@ -77,9 +74,9 @@ class Origin:
     cluster_id: int
     keyspace_id: int
     changefeed_id: str = ""
-    whole: KeyRange = ALL_KEYS
+    whole: KeyRange = EVERY_KEY
     """Everything that is replicated to the sink, in RPC keys."""
-    span: KeyRange = ALL_KEYS
+    span: KeyRange = EVERY_KEY
     """Part of the range that this process replicates."""
     start_ts: int = 0
     """Start-ts of the whole range's replication; 0 = that of this process."""

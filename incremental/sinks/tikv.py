@@ -74,9 +74,9 @@ class TikvSink(Sink):
         self.puts += puts.num_rows
         self.deletes += deletes.num_rows
 
-    def is_empty(self, start: bytes, end: bytes) -> bool:
+    def is_empty(self, span: KeyRange) -> bool:
         """Whether the sink has no row in a range of user keys."""
-        return self._raw.first_rpc_key(self._raw.codec.rpc_range(KeyRange(start, end))) is None
+        return self._raw.first_rpc_key(self._raw.codec.rpc_range(span)) is None
 
     def close(self) -> None:
         """See `Sink.close`. Writes in flight after a second signal end when the connections close."""

@@ -11,7 +11,7 @@ from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.incremental.watch.status import NamedStatus
 
 if TYPE_CHECKING:
-    from tikv_br.incremental.pipeline import SyncStatus
+    from tikv_br.incremental.status import SyncStatus
 
 PREFIX = "tikv_br_sync_"
 Figure = tuple[str, str, "Callable[[SyncStatus], float | None]"]

@@ -14,7 +14,8 @@ from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import TikvBrError
 from tikv_br.incremental.diff_mode import Pass
 from tikv_br.incremental.feed.status import FeedStatus
-from tikv_br.incremental.pipeline import Replicator, SyncStatus
+from tikv_br.incremental.pipeline import Replicator
+from tikv_br.incremental.status import SyncStatus
 from tikv_br.patience import Patience
 from tikv_br.redaction import redact
 

@@ -16,8 +16,8 @@ import pytest
 
 from tikv_br.errors import TopicDamaged, TopicUnresolved, UsageError
 from tikv_br.incremental.feed.events import Resolved, Rows
-from tikv_br.incremental.kafka.group import PartitionEnd, Received, Start
-from tikv_br.incremental.kafka.messages import Change, KeyPrefix
+from tikv_br.incremental.kafka.group import Start
+from tikv_br.incremental.kafka.messages import Change, KeyPrefix, PartitionEnd, Received
 from tikv_br.incremental.kafka.open_protocol import OpenCodec, UserKeys
 from tikv_br.incremental.kafka.topic_feed import TopicFeed
 

@@ -27,8 +27,8 @@ from tikv_br.errors import SyncDegraded, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.incremental.diff_mode import DiffModeOptions, Pass
-    from tikv_br.incremental.pipeline import SyncStatus
     from tikv_br.incremental.sinks.url import Target
+    from tikv_br.incremental.status import SyncStatus
     from tikv_br.incremental.sync import SyncOptions
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,7 @@ class FollowFlags(shared.CommandFlags):
             scratch=scratch,
             start=start,
             keyspace=self.keyspace,
-            start_key=span.start,
-            end_key=span.end,
+            span=span,
             gc_ttl=round(self.feed.gc_ttl),
             sorter_bytes=self.state.sorter_memory,
             feed=FeedOptions(hold_back=self.feed.hold_back),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from tikv_br.incremental.feed.status import FeedStatus
-    from tikv_br.incremental.pipeline import SyncStatus
+    from tikv_br.incremental.status import SyncStatus
     from tikv_br.incremental.watch.status import NamedStatus, StatusSource
 
 

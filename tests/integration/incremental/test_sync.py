@@ -24,7 +24,7 @@ from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import EVERY_KEY
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental import handover
 from tikv_br.incremental.handover import FromBackup, FromNow, service_id
 from tikv_br.incremental.sinks.url import BlackholeTarget, TikvTarget
@@ -289,8 +289,8 @@ def test_a_sync_of_the_former_default_name_is_continued(
     assert (list(epochs()), safe_points()) == (["default"], {service_id("default")})
     assert (state / "default" / "checkpoint-0000000002.json").exists()
     with pytest.raises(UsageError, match="no checkpoint"):
-        sync(replace(present, start_key=b"b"), stopped, lambda _: None)
-    sync(replace(present, start_key=b"b", start=FromNow()), stopped, lambda _: None)
+        sync(replace(present, span=KeyRange(b"b", b"")), stopped, lambda _: None)
+    sync(replace(present, span=KeyRange(b"b", b""), start=FromNow()), stopped, lambda _: None)
     assert not [text for text in caplog.messages if "already has a safe point" in text]
     assert (set(epochs()), len(safe_points())) == ({"default", "sync"}, 2)
     with pytest.raises(SyncStateMismatch, match="cannot resume sync sync"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tikv_br.incremental.feed.status import FeedStatus
-from tikv_br.incremental.pipeline import SyncStatus
+from tikv_br.incremental.status import SyncStatus
 
 SAMPLE = SyncStatus(
     checkpoint_ts=470_623_261_766_451_301,

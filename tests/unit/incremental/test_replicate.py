@@ -23,9 +23,9 @@ from tikv_br.errors import (
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, ObjectCheckpoints
 from tikv_br.incremental.feed.events import Resolved, Rows
 from tikv_br.incremental.pipeline import ReplicateOptions, Replicator
-from tikv_br.incremental.rates import MAX_SAMPLES, Rate, WriteLag
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sorter import Sorter
+from tikv_br.incremental.status import MAX_SAMPLES, Rate, WriteLag
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -109,6 +109,7 @@ class Sync:
     ) -> Replicator:
         """One process's worth of it."""
         checkpoints = ObjectCheckpoints(self.store, "one")
+        self.stop = threading.Event()
         epoch = checkpoints.claim()
         return Replicator(
             Checkpoint("one", self.checkpoint(), 0, epoch, 0),
@@ -118,6 +119,7 @@ class Sync:
             checkpoints=checkpoints,
             safe_point=self.guard,
             options=ReplicateOptions(save_every, patience, state_patience, rate_limit=rate_limit),
+            stop=self.stop,
         )
 
 
@@ -270,7 +272,7 @@ def test_the_outage_of_a_sink_includes_its_own_retries(sync: Sync) -> None:
     while not (failing := replicator.status().sink_failing_seconds):
         assert runner.is_alive()
         threading.Event().wait(0.001)
-    replicator.stop()
+    sync.stop.set()
     runner.join(60)
     assert failing >= 0.2
 
@@ -317,7 +319,7 @@ def test_a_row_larger_than_the_limit_s_portion_goes_alone(sync: Sync) -> None:
     while not (sync.target.last and replicator.status().sink_limited_share):
         assert runner.is_alive()
         time.sleep(0.001)
-    replicator.stop()
+    sync.stop.set()
     runner.join(60)
     assert not runner.is_alive()
     assert list(sync.target.last) == [b"a"]
@@ -341,7 +343,7 @@ def test_stop_saves_what_is_confirmed(sync: Sync) -> None:
     while not replicator.status().sink_failing_seconds:
         assert runner.is_alive()
         threading.Event().wait(0.01)
-    replicator.stop()
+    sync.stop.set()
     runner.join(60)
     assert not runner.is_alive()
     assert sync.checkpoint() == START + 50

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tikv_br.errors import SyncStateDamaged, TopicDamaged
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.events import Resolved, Rows
-from tikv_br.incremental.kafka.group import PartitionEnd, Received, Record, Start
-from tikv_br.incremental.kafka.messages import Change
+from tikv_br.incremental.kafka.group import Record, Start
+from tikv_br.incremental.kafka.messages import Change, PartitionEnd, Received
 from tikv_br.incremental.kafka.open_protocol import OpenCodec, UserKeys
 from tikv_br.incremental.kafka.topic_feed import ReplayLimits, TopicFeed, Unapplied
 from tikv_br.incremental.pipeline import ReplicateOptions, Replicator

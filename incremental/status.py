@@ -1,18 +1,61 @@
-"""Rates and lags of a sync, from samples of the last seconds."""
+"""The status of a sync, with rates and lags from samples of the last seconds."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import median
 
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
+from tikv_br.incremental.feed.status import FeedStatus
 
+RATE_SECONDS = 10.0
+"""The window of rates and lags."""
 SAMPLE_SECONDS = 0.1
 """The interval in which one change is sampled for the write lag."""
 MAX_SAMPLES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStatus:
+    """The status of a sync. Lags are in seconds, by this machine's clock."""
+
+    checkpoint_ts: int
+    """The sink has confirmed all changes up to this."""
+    resolved_ts: int
+    """The feed has delivered all changes up to this."""
+    checkpoint_lag: float
+    resolved_lag: float
+    write_lag: float | None = None
+    """Estimated time that a write takes from the source to the sink (`WriteLag`); None while there are no writes."""
+    events: int = 0
+    """Rows received from the feed, including duplicates."""
+    written: int = 0
+    """Rows that the sink has confirmed; of several changes of a key in a batch, only the last is written."""
+    events_per_second: float = 0.0
+    sorter_memory_bytes: int = 0
+    sorter_disk_bytes: int = 0
+    late_rows: int = 0
+    sink_failures: int = 0
+    """Number of batches that the sink failed and that were retried."""
+    sink_failing_seconds: float = 0.0
+    """Seconds since the sink stopped accepting writes; 0 while it accepts them.
+
+    A failed batch is retried until it succeeds.
+    """
+    sink_rate_limit: int = 0
+    """Maximum bytes per second that the sink is given; 0 = unlimited."""
+    sink_limited_share: float = 0.0
+    """Part of the last `RATE_SECONDS` in which changes waited for the rate limit, 0 to 1."""
+    last_error: str = ""
+    pd_silent_seconds: float = 0.0
+    """Seconds since the source's PD stopped answering; 0 while it answers."""
+    feed: FeedStatus = field(default_factory=FeedStatus)
+    missed: tuple[str, ...] = ()
+    """Ingests into the source whose rows the sink lacks, as they keep older timestamps; also of earlier runs."""
 
 
 class Rate:
