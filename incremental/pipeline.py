@@ -20,7 +20,8 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.events import Event, Missed, Resolved, Rows, Scanned
-from tikv_br.incremental.feed.feed import Feed, FeedOptions
+from tikv_br.incremental.feed.feed import Feed
+from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.incremental.feed.status import FeedStatus
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.writer import SinkStopped, SinkWriter

@@ -31,7 +31,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
-from tikv_br.incremental.feed.feed import hold_back_for
+from tikv_br.incremental.feed.options import hold_back_for
 from tikv_br.incremental.handover import (
     GC_TTL,
     FromBackup,

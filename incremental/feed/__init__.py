@@ -7,6 +7,7 @@ Modules, in reading order:
 - stream: one store's stream, its errors, and locating the regions of gaps
 - decode: decodes messages
 - ingests: which announced ingests resolved-ts waits for
-- status: the status of a feed
-- feed: subscribes, resubscribes after errors, and yields rows and resolved-ts
+- status, options: the status and the options of a feed
+- subscriptions: keeps every part of the range subscribed, also after errors
+- feed: yields rows and resolved-ts
 """

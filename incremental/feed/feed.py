@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from tikv_br import retry
-from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.ingests import Ingest
-from tikv_br.cluster.regions import Region
-from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import (
-    ClusterTlsError,
     ClusterUnfit,
     RequestRefused,
-    RetryBudgetExhausted,
-    TikvBrError,
     UsageError,
 )
 from tikv_br.formats import columns
@@ -33,72 +24,29 @@ from tikv_br.formats.cdc import ChangeEvent
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
-from tikv_br.formats.keys.text import show_key
 from tikv_br.incremental.feed.decode import FeedMessage, decode_all
 from tikv_br.incremental.feed.events import Event, Missed, Resolved, Rows, Scanned
 from tikv_br.incremental.feed.frontier import RegionSpan, ResolvedFrontier
 from tikv_br.incremental.feed.inbox import Inbox
-from tikv_br.incremental.feed.ingests import WARN_SECONDS, IngestSource, IngestWatch
-from tikv_br.incremental.feed.status import REPORT_SECONDS, STALLED_SECONDS, FeedStatus
+from tikv_br.incremental.feed.ingests import IngestSource, IngestWatch
+from tikv_br.incremental.feed.options import FeedOptions, hold_back_for
+from tikv_br.incremental.feed.status import STALLED_SECONDS, FeedStatus
 from tikv_br.incremental.feed.stream import (
+    FeedInbox,
+    FeedItem,
     LocatedRegions,
-    Locator,
-    ResubscribeAdvice,
     StoreStream,
     StreamEnd,
     StreamMessages,
     Subscription,
     classify_feed_error,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FeedOptions:
-    """All times are in seconds."""
-
-    hold_back: float | None = None
-    """Argument of `hold_back_for`."""
-    queue_bytes: int = 64 << 20
-    """Size of the queue of received messages. When it is full, streams are not read, and stores wait."""
-    patience: float = 600.0
-    """Seconds for which a region may fail continuously before the feed fails."""
-    stall: float = 300.0
-    """Resubscribe a region whose resolved-ts has not advanced for this long."""
-    scan_stall: float = 1800.0
-    """Resubscribe a region whose incremental scan has not ended if its store has ended no scan for this long: stores run
-    scans one after the other."""
-
-
-HOLD_BACK_SECONDS = 3.0
-"""The least default of the hold-back."""
-
-
-def hold_back_for(cluster: Cluster, wanted: float | None) -> float:
-    """Seconds to subtract from every resolved-ts; None = as many as the settings of the stores need.
-
-    The first changes after a leader transfer may be older than the previous leader's resolved-ts, by as much as stores use
-    timestamps that they have cached. 0 loses changes when leaders move. Raises `UsageError` for other values below that age.
-    """
-    age = cluster.timestamp_age if wanted != 0 else 0.0
-    if wanted is None:
-        return max(HOLD_BACK_SECONDS, age)
-    if wanted < age:
-        raise UsageError(
-            f"a hold-back of {wanted:g} s is too short: stores use timestamps up to {age:g} s old "
-            "(causal-ts.alloc-ahead-buffer), so a new leader's changes may be that late, and would be lost",
-            hint=f"Leave out --hold-back, or pass {age:g}s or more; `changefeed update` changes it for a changefeed. "
-            "0s turns it off, which loses changes when leaders move.",
-        )
-    return wanted
-
+from tikv_br.incremental.feed.subscriptions import Subscriptions
 
 log = logging.getLogger(__name__)
 
-JOIN_SECONDS = 10.0
 POLL_BYTES = 1 << 20
 """Bytes of messages decoded together: decoding one small message costs as much as decoding a large one."""
-CHECK_SECONDS = 5.0
-"""Interval of the search for stalled regions."""
 
 
 class Feed:
@@ -138,26 +86,16 @@ class Feed:
         self._options = options or FeedOptions()
         self._hold_back = hold_back_for(cluster, self._options.hold_back)
         self._frontier = ResolvedFrontier(codec.bound(span.start), codec.bound(span.end), start_ts)
-        self._inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions] = Inbox(self._options.queue_bytes)
-        self._locator = Locator(cluster, self._inbox)
-        self._streams: dict[int, StoreStream] = {}
-        self._v1_stores: set[int] = set()  # stores without EventFeedV2
-        self._request_id = 0
-        self._next_retry = 0.0  # when to locate the next gap
-        self._next_check = time.monotonic() + CHECK_SECONDS
-        self._backlog_at = 0.0  # when the consumer was last slow: messages of regions may have been queued then
+        self._inbox: FeedInbox = Inbox(self._options.queue_bytes)
+        self._subscriptions = Subscriptions(cluster, self._frontier, self._inbox, self._options)
         self._polled_at = time.monotonic()  # when queued messages were last processed
         self._events: deque[Event] = deque()
         self._resolved_ts = start_ts
         self._advanced = False  # whether a span has advanced since `_resolved_ts` was computed
-        self._received = False  # whether any store has sent a message
         self._rows = self._late_rows = 0
-        self._errors: Counter[str] = Counter()
-        self._last_error = ""
-        self._warn_at = 0.0  # earliest time of the next warning
         self._ingests = IngestWatch(ingests, span)
         self._closed = False
-        self._lock = threading.Lock()  # so that `close` sees all streams, and none is opened after it
+        self._lock = threading.Lock()  # so that no stream is opened after `close`
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +108,8 @@ class Feed:
         until = time.monotonic() + timeout
         while not self._events:
             now = time.monotonic()
-            items = self._inbox.get(max(0.0, min(until, self._next_wakeup()) - now), POLL_BYTES)
+            wakeup = min(until, self._subscriptions.due_at, self._ingests.due_at)
+            items = self._inbox.get(max(0.0, wakeup - now), POLL_BYTES)
             with self._lock:
                 if self._closed:
                     return None
@@ -179,13 +118,14 @@ class Feed:
                         case StreamMessages():
                             self._handle_messages(item)
                         case StreamEnd():
-                            self._handle_stream_end(item.stream, item.error)
+                            self._subscriptions.end_stream(item.stream, item.error)
                         case LocatedRegions():
-                            self._handle_located(item)
+                            self._subscriptions.add_located(item)
                 self._polled_at = time.monotonic()
             self._advance_range()
             with self._lock:
-                self._locate_gaps(time.monotonic())
+                if not self._closed:
+                    self._subscriptions.maintain(time.monotonic())
             if not items and now >= until:
                 return None
         return self._events.popleft()
@@ -194,13 +134,8 @@ class Feed:
         """End all streams and wait for their threads. Thread-safe."""
         with self._lock:
             self._closed = True
-            streams = list(self._streams.values())
         self._inbox.close()
-        for stream in streams:
-            stream.cancel()
-        for stream in streams:
-            stream.join(JOIN_SECONDS)
-        self._locator.close()
+        self._subscriptions.close()
 
     @property
     def status(self) -> FeedStatus:
@@ -208,23 +143,24 @@ class Feed:
         with self._lock:
             gaps = len(self._frontier.gaps)
             failing = [span.failing_since for span in self._frontier if span.failing_since is not None]
-            subscriptions = [each for stream in self._streams.values() for each in stream.subscriptions]
+            subscriptions = self._subscriptions.active
             oldest = self._polled_at - STALLED_SECONDS
             return FeedStatus(
                 resolved_ts=self._resolved_ts,
                 regions=len(self._frontier) - gaps,
                 scanning=sum(not each.initialized for each in subscriptions),
                 stalled=sum(
-                    each.initialized and max(each.advanced_at, self._backlog_at) < oldest for each in subscriptions
+                    each.initialized and max(each.advanced_at, self._subscriptions.backlog_at) < oldest
+                    for each in subscriptions
                 ),
                 holes=gaps,
-                stores=len(self._streams),
+                stores=self._subscriptions.stores,
                 rows=self._rows,
                 late_rows=self._late_rows,
                 queued_bytes=self._inbox.bytes,
-                errors=dict(self._errors),
+                errors=dict(self._subscriptions.errors),
                 failing_seconds=time.monotonic() - min(failing) if failing else 0.0,
-                last_error=self._last_error,
+                last_error=self._subscriptions.last_error,
                 waits_for=self._ingests.waits_for,
             )
 
@@ -232,17 +168,17 @@ class Feed:
 
     def _handle_messages(self, messages: StreamMessages) -> None:
         stream = messages.stream
-        if self._streams.get(stream.store_id) is not stream:
+        if not self._subscriptions.has(stream):
             return
         try:
             for message in decode_all(messages.data):
                 self._handle_message(stream, message)
         except RequestRefused as error:
             stream.cancel()
-            self._handle_stream_end(stream, error)
+            self._subscriptions.end_stream(stream, error)
 
     def _handle_message(self, stream: StoreStream, message: FeedMessage) -> None:
-        self._received, now, changes = True, time.monotonic(), message.changes
+        self._subscriptions.has_received, now, changes = True, time.monotonic(), message.changes
         keys = zip(changes.region_ids.tolist(), changes.request_ids.tolist(), strict=True)
         subscriptions = [stream.find(*key) for key in keys]
         active = np.array([each is not None for each in subscriptions], np.bool_)
@@ -263,9 +199,8 @@ class Feed:
         for failure in message.failures:
             failed = stream.find(failure.region_id, failure.request_id)
             if failed is not None:
-                self._end_subscription(
-                    stream, failed, classify_feed_error(self._cluster.regions, failed.region, failure.error)
-                )
+                advice = classify_feed_error(self._cluster.regions, failed.region, failure.error)
+                self._subscriptions.end(stream, failed, advice)
 
     def _mark_initialized(self, stream: StoreStream, subscription: Subscription, now: float) -> None:
         stream.scan_ended_at = subscription.advanced_at = now
@@ -324,178 +259,8 @@ class Feed:
                 continue
             if not ingest.can_be_followed(self._resolved_ts):
                 self._events.append(Missed(span, self._resolved_ts, ingest.finished_ts, str(ingest)))
-            self._scan_again(self._codec.bound(span.start), self._codec.bound(span.end))
-
-    def _scan_again(self, start: bytes, end: bytes) -> None:
-        """End the subscriptions of a range: new ones deliver all changes since the resolved-ts of the feed."""
-        spans = set(map(id, self._frontier.rewind(start, end, self._resolved_ts)))
-        for stream in self._streams.values():
-            for subscription in stream.subscriptions:
-                if id(subscription.span) in spans:
-                    stream.deregister(subscription)
-                    self._frontier.mark_gap(subscription.span)
-                    subscription.span.retry_at = self._next_retry = 0.0
-
-    def _end_subscription(self, stream: StoreStream, subscription: Subscription, advice: ResubscribeAdvice) -> None:
-        """Turn a subscription that has ended into a gap, and schedule its retry."""
-        stream.drop(subscription)
-        self._frontier.mark_gap(subscription.span)
-        self._schedule_retry(subscription.span, advice)
-        if advice.breaks_stream:
-            stream.cancel()
-
-    def _handle_stream_end(self, stream: StoreStream, error: TikvBrError) -> None:
-        """Turn all subscriptions of a stream into gaps; their regions are located through PD again."""
-        if self._streams.get(stream.store_id) is not stream:
-            return
-        del self._streams[stream.store_id]
-        unsupported = isinstance(error, CallUnsupported)
-        if unsupported and stream.call.multiplexed:
-            log.info("%s does not support EventFeedV2; using EventFeed", stream.call)
-            self._v1_stores.add(stream.store_id)
-        elif self._is_final(error):
-            raise error
-        advice = ResubscribeAdvice("stream", error.message, retry.STORE_UNREACHABLE, immediate=unsupported)
-        if not unsupported:
-            self._cluster.router.forget_store(stream.store_id)
-        for subscription in stream.subscriptions:
-            if not unsupported:
-                self._cluster.regions.invalidate(subscription.region.id)
-            self._end_subscription(stream, subscription, advice)
-
-    def _is_final(self, error: TikvBrError) -> bool:
-        # A TLS error after TLS has worked is retried: a store that shuts down may break a handshake.
-        return isinstance(error, ClusterUnfit) or (isinstance(error, ClusterTlsError) and not self._received)
-
-    # Gaps
-
-    def _locate_gaps(self, now: float) -> None:
-        """Start to locate the regions of the gaps whose retry is due; before that, end stalled subscriptions."""
-        if now >= self._next_check:
-            if self._inbox.bytes or now - self._next_check > CHECK_SECONDS:
-                self._backlog_at = now
-            self._next_check = now + CHECK_SECONDS
-            self._end_stalled(now)
-        if now < self._next_retry or self._locator.busy:
-            return
-        gaps = self._frontier.gaps
-        due = [gap for gap in gaps if gap.retry_at <= now]
-        self._next_retry = min((gap.retry_at for gap in gaps if gap.retry_at > now), default=math.inf)
-        if due:
-            for gap in due:
-                gap.retry_at = math.inf
-            self._locator.search([(gap.start, gap.end) for gap in due])
-
-    def _next_wakeup(self) -> float:
-        wakeup = self._next_check if self._locator.busy else min(self._next_retry, self._next_check)
-        return min(wakeup, self._ingests.due_at)
-
-    def _end_stalled(self, now: float) -> None:
-        """End subscriptions that make no progress, to resubscribe: a leader that lost its followers sends nothing at all."""
-        for stream in list(self._streams.values()):
-            for subscription in stream.subscriptions:
-                progress_at, limit = subscription.advanced_at, self._options.stall
-                if not subscription.initialized:
-                    progress_at, limit = max(progress_at, stream.scan_ended_at), self._options.scan_stall
-                if max(progress_at, self._backlog_at) >= now - limit:
-                    continue
-                missing = "new resolved-ts" if subscription.initialized else "end of its incremental scan"
-                cause = f"region {subscription.region.id}: no {missing} for {limit:g} s"
-                self._deregister(stream, subscription)
-                self._cluster.regions.invalidate(subscription.region.id)
-                self._end_subscription(stream, subscription, ResubscribeAdvice("stalled", cause, retry.REGION_MISS))
-                if not stream.call.multiplexed:
-                    break  # all its subscriptions have ended
-
-    def _deregister(self, stream: StoreStream, subscription: Subscription) -> None:
-        """End a subscription that the store has not ended.
-
-        Stores before 7.3 take a Deregister for a Register: their stream is closed, and opened again for its other regions.
-        """
-        if stream.call.multiplexed:
-            stream.deregister(subscription)
-            return
-        stream.drop(subscription)
-        if self._streams.get(stream.store_id) is stream:
-            del self._streams[stream.store_id]
-        stream.cancel()
-        for other in stream.subscriptions:
-            cause = f"region {other.region.id}: its stream was closed to end the subscription of region {subscription.region.id}"
-            advice = ResubscribeAdvice("stream", cause, retry.STORE_UNREACHABLE, immediate=True)
-            self._end_subscription(stream, other, advice)
-
-    def _handle_located(self, located: LocatedRegions) -> None:
-        """Subscribe to the regions found; schedule a retry for each remaining gap."""
-        self._locator.finish_search()
-        if located.error is not None and self._is_final(located.error):
-            raise located.error
-        self._request_id += 1
-        for region, store in located.regions:
-            if not self._subscribe(region, store):
-                self._cluster.regions.invalidate(region.id)
-        advice = ResubscribeAdvice("stale regions", "PD's region information is out of date", retry.REGION_MISS)
-        if located.error is not None:
-            advice = ResubscribeAdvice("no region", located.error.message, retry.PD_UNAVAILABLE)
-        for gap in self._frontier.gaps:
-            if gap.retry_at == math.inf:
-                self._schedule_retry(gap, advice)
-            self._next_retry = min(self._next_retry, gap.retry_at)
-
-    def _subscribe(self, region: Region, store: StoreClient) -> bool:
-        """Subscribe to a region; False if it overlaps no gap, or is known to be out of date.
-
-        All subscriptions of one search share a request id, so that stores can send their resolved-ts in one message.
-        """
-        if self._find(region.id, self._request_id) is not None:
-            self._request_id += 1  # the search found the region twice, before and after it moved
-        request_id = self._request_id
-        claim = self._frontier.claim(
-            region.start, region.end, region_id=region.id, version=region.version, request_id=request_id
-        )
-        if claim is None:
-            return False
-        for key in claim.replaced:
-            stale = self._find(*key)
-            if stale is not None:
-                self._deregister(*stale)
-        stream = self._streams.get(store.store.id)
-        if stream is None:
-            multiplexed = store.store.id not in self._v1_stores
-            call = store.event_feed(multiplexed=multiplexed)
-            stream = self._streams[store.store.id] = StoreStream(call, self._inbox, self._cluster.cluster_id)
-        stream.register(Subscription(region, request_id, claim.span, time.monotonic()))
-        return True
-
-    def _find(self, region_id: int, request_id: int) -> tuple[StoreStream, Subscription] | None:
-        """A subscription and its stream."""
-        for stream in self._streams.values():
-            found = stream.find(region_id, request_id)
-            if found is not None:
-                return stream, found
-        return None
-
-    def _schedule_retry(self, gap: RegionSpan, advice: ResubscribeAdvice) -> None:
-        """Set when to locate a gap again. Raises `RetryBudgetExhausted` if it has failed for too long."""
-        now = time.monotonic()
-        self._errors[advice.kind] += 1
-        self._last_error = advice.cause
-        if gap.failing_since is None:
-            gap.failing_since = now
-        failing = now - gap.failing_since
-        if failing > self._options.patience:
-            raise RetryBudgetExhausted(
-                f"the feed has had no subscription for [{show_key(gap.start)}, {show_key(gap.end)}) for {failing:.0f} s: "
-                f"{advice.cause}"
-            )
-        if failing >= REPORT_SECONDS and now >= self._warn_at:
-            self._warn_at = now + WARN_SECONDS
-            log.warning("part of the source has had no subscription for %.0f s: %s", failing, advice.cause)
-        # No jitter, so that gaps that fail together are located in one search.
-        wait = 0.0 if advice.immediate and not gap.tries else advice.backoff.delay(gap.tries, 0.5)
-        log.debug("retry %d in %.3f s: %s", gap.tries + 1, wait, advice.cause)
-        gap.tries += 1
-        gap.retry_at = now + max(wait, advice.min_delay)
-        self._next_retry = min(self._next_retry, gap.retry_at)
+            start, end = self._codec.bound(span.start), self._codec.bound(span.end)
+            self._subscriptions.scan_again(start, end, self._resolved_ts)
 
 
 def _note_scanned(changes: ChangeEvent, subscriptions: Sequence[Subscription | None]) -> None:
@@ -508,10 +273,10 @@ def _note_scanned(changes: ChangeEvent, subscriptions: Sequence[Subscription | N
 
 
 def _merge_messages(
-    items: Iterable[StreamMessages | StreamEnd | LocatedRegions],
-) -> list[StreamMessages | StreamEnd | LocatedRegions]:
+    items: Iterable[FeedItem],
+) -> list[FeedItem]:
     """Merge the messages of each stream into one item; the order between streams does not matter."""
-    merged: list[StreamMessages | StreamEnd | LocatedRegions] = []
+    merged: list[FeedItem] = []
     by_stream: dict[StoreStream, StreamMessages] = {}
     for item in items:
         if isinstance(item, StreamMessages) and item.stream in by_stream:

@@ -120,9 +120,7 @@ class StreamEnd:
 class StoreStream:
     """An open stream. Used by the feed's thread only, except for its reader thread, which fills the inbox."""
 
-    def __init__(
-        self, call: EventFeed, inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions], cluster_id: int
-    ) -> None:
+    def __init__(self, call: EventFeed, inbox: FeedInbox, cluster_id: int) -> None:
         """Starts the reader thread."""
         self.call = call
         self._inbox = inbox
@@ -225,10 +223,14 @@ class LocatedRegions:
     error: ClusterError | None = None
 
 
+FeedItem = StreamMessages | StreamEnd | LocatedRegions
+FeedInbox = Inbox[FeedItem]
+
+
 class Locator:
     """Locates the regions of gaps in a background thread, one search at a time."""
 
-    def __init__(self, cluster: Cluster, inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions]) -> None:
+    def __init__(self, cluster: Cluster, inbox: FeedInbox) -> None:
         self._cluster = cluster
         self._inbox = inbox
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed-locator")

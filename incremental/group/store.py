@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from tikv_br.cluster.etcd_values import Compare, Delete, Put
+from tikv_br.cluster.etcd_values import Compare, Delete, KeyValue, Put
 from tikv_br.errors import SyncStateDamaged, TikvBrError
 from tikv_br.incremental.group.model import (
     MAX_LEASE_SECONDS,
     MAX_POLL_SECONDS,
     MAX_WRITE_MS,
+    CaptureInfo,
+    ChangefeedInfo,
     ChangefeedState,
+    ChangefeedStatus,
     ChangefeedTask,
     GroupState,
     Keys,
+    Progress,
+    TaskId,
     load,
-    parse,
 )
 from tikv_br.records import dump
 from tikv_br.redaction import redact
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+_Named = TypeVar("_Named", CaptureInfo, ChangefeedInfo, ChangefeedStatus, Progress, ChangefeedTask)
 
 
 class GroupStore:
@@ -89,3 +94,73 @@ class GroupStore:
     def _tasks(self, state: GroupState, changefeed_id: str) -> list[str]:
         """The keys of its tasks, also of unreadable ones."""
         return [key for key in state.items if key.startswith(self.keys.of("task", f"{changefeed_id}/"))]
+
+
+def load_progress(item: KeyValue) -> Progress:
+    """The progress of the task that its key names. Raises `SyncStateDamaged`."""
+    return _check_name(load(Progress, item), _task_id(item), item)
+
+
+def parse(keys: Keys, items: tuple[KeyValue, ...], revision: int) -> GroupState:
+    """Parse the state; unknown keys are ignored.
+
+    An unreadable value affects only its changefeed. A capture exists as long as its key does.
+    """
+    captures: dict[str, CaptureInfo] = {}
+    candidates: dict[str, int] = {}
+    changefeeds: dict[str, ChangefeedInfo] = {}
+    tasks: dict[TaskId, ChangefeedTask] = {}
+    progress: dict[TaskId, Progress] = {}
+    statuses: dict[str, ChangefeedStatus] = {}
+    damaged: dict[str, str] = {}
+    for item in items:
+        kind, _, name = item.key.removeprefix(keys.root).partition("/")
+        try:
+            match kind:
+                case "capture":
+                    captures[name] = _capture(name, item)
+                case "owner":
+                    candidates[name] = item.create_revision
+                case "changefeed":
+                    changefeeds[name] = _check_name(load(ChangefeedInfo, item), name, item)
+                case "status":
+                    statuses[name] = _check_name(load(ChangefeedStatus, item), name, item)
+                case "task":
+                    tasks[_task_id(item)] = _check_name(load(ChangefeedTask, item), _task_id(item), item)
+                case "progress":
+                    progress[_task_id(item)] = load_progress(item)
+        except SyncStateDamaged as error:
+            damaged.setdefault(name.partition("/")[0], error.message)
+    return GroupState(
+        revision=revision,
+        captures=captures,
+        owner=min(candidates, key=candidates.__getitem__, default=""),
+        changefeeds={name: info for name, info in changefeeds.items() if name not in damaged},
+        tasks={task_id: task for task_id, task in tasks.items() if task_id.changefeed not in damaged},
+        progress={task_id: each for task_id, each in progress.items() if task_id.changefeed not in damaged},
+        statuses={name: status for name, status in statuses.items() if name not in damaged},
+        items={item.key: item for item in items},
+        damaged=damaged,
+    )
+
+
+def _capture(name: str, item: KeyValue) -> CaptureInfo:
+    """A capture. If its value is unreadable, only its id: it exists, and may be writing."""
+    try:
+        return _check_name(load(CaptureInfo, item), name, item)
+    except SyncStateDamaged:
+        return CaptureInfo(name, "", 0, "")
+
+
+def _check_name(value: _Named, name: object, item: KeyValue) -> _Named:
+    """The value, if it belongs to its key. Raises `SyncStateDamaged`."""
+    if value.id != name:
+        raise SyncStateDamaged(f"etcd: {item.key} has the value of {value.id}")
+    return value
+
+
+def _task_id(item: KeyValue) -> TaskId:
+    *_, changefeed, number = item.key.split("/")
+    if not number.isdigit():
+        raise SyncStateDamaged(f"etcd: {item.key} is not the key of a task")
+    return TaskId(changefeed, int(number))

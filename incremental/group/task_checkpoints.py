@@ -9,8 +9,8 @@ from dataclasses import replace
 from tikv_br.cluster.etcd_values import Compare, Get, KeyValue, Put, absent, unchanged
 from tikv_br.errors import SyncFenced
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
-from tikv_br.incremental.group.model import ChangefeedTask, Progress, load_progress
-from tikv_br.incremental.group.store import GroupStore
+from tikv_br.incremental.group.model import ChangefeedTask, Progress
+from tikv_br.incremental.group.store import GroupStore, load_progress
 from tikv_br.incremental.status import SyncStatus
 from tikv_br.records import dump
 from tikv_br.redaction import redact

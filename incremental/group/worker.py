@@ -15,7 +15,7 @@ from tikv_br.cluster.etcd_values import Compare
 from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged, TikvBrError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.incremental.group.model import (
     MAX_POLL_SECONDS,
     MAX_WRITE_MS,

@@ -101,7 +101,7 @@ def create(flags: CreateFlags) -> None:
     )
     start = flags.start.required(flags.storage_flags)
     with flags.group() as group:
-        from tikv_br.incremental.feed.feed import hold_back_for
+        from tikv_br.incremental.feed.options import hold_back_for
         from tikv_br.incremental.group.changefeeds import resolved
         from tikv_br.incremental.handover import CHANGEFEED_STATE, check_runs_alone, service_id
 
@@ -208,7 +208,7 @@ def update(flags: UpdateFlags) -> None:
     if target is not None:
         check_shared(target)
     with flags.group() as group:
-        from tikv_br.incremental.feed.feed import hold_back_for
+        from tikv_br.incremental.feed.options import hold_back_for
         from tikv_br.incremental.group.changefeeds import moved
         from tikv_br.incremental.sinks.open import SinkOptions
 

@@ -17,7 +17,7 @@ from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.targets import ClusterTarget, DrillTarget
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
-from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.url import StorageLocation
 

@@ -30,7 +30,7 @@ from tikv_br.drill.targets import ClusterTarget
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.backup import back_up_changes, increment_steps
-from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.progress_events import Reporter
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.storage.open import open_store

@@ -32,7 +32,8 @@ from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents
 from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.incremental.feed.feed import Feed, FeedOptions
+from tikv_br.incremental.feed.feed import Feed
+from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.progress_events import Reporter
 from tikv_br.restore.options import Restamp, RestoreOptions
 from tikv_br.restore.run import restore

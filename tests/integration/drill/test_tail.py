@@ -35,7 +35,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
 from tikv_br.report.facts import DrillVerdict

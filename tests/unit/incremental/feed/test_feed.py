@@ -296,7 +296,7 @@ def test_patience_has_an_end(
     feeds: ScriptedFeeds, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A region that keeps failing ends the feed with its last error; until then the status and one log line report it."""
-    monkeypatch.setattr("tikv_br.incremental.feed.feed.REPORT_SECONDS", 0.05)
+    monkeypatch.setattr("tikv_br.incremental.feed.subscriptions.REPORT_SECONDS", 0.05)
     feeds.script(1, lambda request: [failure(request, not_leader())])
     with feeds.feed(patience=2.0) as feed:  # much longer, or no failure of a busy machine falls in between
         with pytest.raises(RetryBudgetExhausted, match="region 1: not_leader"):
@@ -344,11 +344,13 @@ def test_a_scan_with_rows_is_reported(feeds: ScriptedFeeds) -> None:
 
 def test_a_stalled_region_is_resubscribed(feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a region's resolved-ts stops advancing, the feed resubscribes: the store may not be its leader any more."""
-    monkeypatch.setattr("tikv_br.incremental.feed.feed.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("tikv_br.incremental.feed.subscriptions.CHECK_SECONDS", 0.1)
     feeds.script(1, all_of((b"b", 5), at=10), all_of(at=20))
     with feeds.feed() as feed:
         assert until_resolved(feed, 10)[1] == [10]
-        feed._options = replace(feed._options, stall=0.5)  # not before: a slow store would count as stalled
+        feed._subscriptions._options = replace(
+            feed._subscriptions._options, stall=0.5
+        )  # not before: a slow store would count as stalled
         assert until_resolved(feed, 20)[1] == [20]
     assert any(request.HasField("deregister") for _, request in feeds.requests)
 
@@ -361,12 +363,12 @@ def test_a_stalled_region_reopens_the_stream_of_a_store_before_7_3(fake_cluster:
     feeds.script(2, all_of((b"n", 5), at=10), all_of(at=20))
     with feeds.feed() as feed:
         assert until_resolved(feed, 10)[1] == [10]
-        (stream,) = feed._streams.values()
+        (stream,) = feed._subscriptions._streams.values()
         (stalled,) = (each for each in stream.subscriptions if each.region.id == 1)
-        stalled.advanced_at -= feed._options.stall
-        feed._end_stalled(time.monotonic())
+        stalled.advanced_at -= feed._subscriptions._options.stall
+        feed._subscriptions._end_stalled(time.monotonic())
         assert until_resolved(feed, 20)[1] == [20]
-        assert list(feed._streams.values()) != [stream]
+        assert list(feed._subscriptions._streams.values()) != [stream]
     assert not any(request.HasField("deregister") for _, request in feeds.requests)
     for region_id in (1, 2):
         assert [request.checkpoint_ts for _, request in feeds.registered(region_id)] == [START, START + 10 * MS]
@@ -378,7 +380,7 @@ def test_a_stalled_scan_is_resubscribed(feeds: ScriptedFeeds) -> None:
     with feeds.feed(scan_stall=100.0) as feed:
         assert isinstance(feed.poll(60.0), Rows)
         assert feed.status.scanning == 1
-        feed._end_stalled(time.monotonic() + 100.1)
+        feed._subscriptions._end_stalled(time.monotonic() + 100.1)
         assert until_resolved(feed, 20) == ([(b"b", 5)], [20])
         assert (feed.status.scanning, feed.status.errors) == (0, {"stalled": 1})
     assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START] * 2
@@ -397,12 +399,12 @@ def test_a_queued_scan_is_not_stalled(feeds: ScriptedFeeds) -> None:
     with feeds.feed(scan_stall=100.0) as feed:
         while feed.status.scanning != 1 or feed.status.regions != 2:
             feed.poll(0.05)
-        (stream,) = feed._streams.values()
+        (stream,) = feed._subscriptions._streams.values()
         waiting = next(each for each in stream.subscriptions if not each.initialized)
         assert stream.scan_ended_at - waiting.advanced_at > 0.1
-        feed._end_stalled(waiting.advanced_at + 100.1)
+        feed._subscriptions._end_stalled(waiting.advanced_at + 100.1)
         assert not feed.status.errors
-        feed._end_stalled(stream.scan_ended_at + 100.1)
+        feed._subscriptions._end_stalled(stream.scan_ended_at + 100.1)
         assert feed.status.errors == {"stalled": 1}
 
 

@@ -23,8 +23,8 @@ from tikv_br.incremental.group.model import (
     Progress,
     TaskId,
     load,
-    parse,
 )
+from tikv_br.incremental.group.store import parse
 from tikv_br.records import dump
 
 KEYS = Keys(7)
