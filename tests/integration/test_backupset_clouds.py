@@ -18,8 +18,8 @@ from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br import records
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.lease import Lease, PathLease
-from tikv_br.backupset.lease_owner import LeaseOwner
+from tikv_br.backupset.lease import PathLease
+from tikv_br.backupset.lease_record import Lease, LeaseOwner, newest
 from tikv_br.backupset.ledger import write_entry
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupPathInUse, LeaseHeld, StorageObjectMissing
 from tikv_br.storage.open import open_store
@@ -136,7 +136,7 @@ def test_lease_is_kept_and_broken(location: StorageLocation) -> None:
     """It is renewed by conditional writes, refused to others, lost when it is broken, and leaves nothing behind."""
     store = open_store(location)
     with lease.acquire(store, "backup", renew_every=0.05) as held:
-        eventually(lambda: lease.newest(store).number > 2 * lease.KEPT)
+        eventually(lambda: newest(store).number > 2 * lease.KEPT)
         held.confirm()
         with pytest.raises(LeaseHeld):
             lease.acquire(open_store(location), "prune")

@@ -11,7 +11,7 @@ Modules, in reading order:
 - `files`: the record of a data file, its writer, and the checks of its identity
 - `coverage`: proof that files cover the ranges of a backup
 - `ledger`: what each task has done, for resuming
-- `run_record`, `lease_owner`, `lease`: the state of a backup's path with the record of its run, and the lease on it
+- `run_record`, `lease_record`, `lease`: the state of a backup's path with the record of its run, and the lease on it
 - `rows`: the rows of data files
 - `index_entry`, `index`, `rebuild`: the index of the backups in a folder
 - `retention`, `removal`, `prune`: which backups to keep, and removing the others

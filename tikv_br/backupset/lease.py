@@ -17,99 +17,44 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from tikv_br import records, run_id
 from tikv_br.backupset import layout
-from tikv_br.backupset.lease_owner import LeaseOwner
+from tikv_br.backupset.lease_record import (
+    DAMAGED_HINT,
+    Lease,
+    LeaseOwner,
+    NewestLease,
+    create_number,
+    held,
+    is_still,
+    newest,
+    numbers_of,
+    read_number,
+)
 from tikv_br.cancellation import clean_up
 from tikv_br.errors import (
     BackupDamaged,
     LeaseHeld,
     LeaseLost,
-    StorageConflict,
     StorageError,
-    StorageObjectMissing,
     StorageUnreachable,
 )
-from tikv_br.storage.base import ObjectStore, create_once, put_until_answered
+from tikv_br.storage.base import ObjectStore, create_once
 from tikv_br.storage.outage import StorageAway
 
 TTL_SECONDS = 30.0
 """Beyond the outage that the storage client rides out."""
-GRACE_SECONDS = 10.0
-"""Seconds after its end by the holder's clock for which nobody takes over a lease."""
 RENEW_SECONDS = 7.0
 RETRY_SECONDS = 1.0
 STOP_SECONDS = 10.0
 """Seconds for which the release of a lease waits for a running renewal."""
 KEPT = 8
 """Numbers that stay while the lease is held."""
-
-
-_DAMAGED_HINT = (
-    "This object records which process uses the path. When none does, delete it with the storage's own tools."
-)
-
-
 log = logging.getLogger(__name__)
-_held: set[str] = set()
-"""Tokens of the leases that this process holds; others with its owner are leftovers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Content of one number."""
-
-    token: str
-    """The holder's own; the same in all its renewals."""
-    owner: LeaseOwner
-    run: str
-    """Id of the holder's run, as in its log; ``""`` = it has none."""
-    work: str
-    """Purpose for people: ``backup``, ``prune``."""
-    expires_ms: int
-    """End by the holder's clock, in milliseconds since the epoch; 0 = released by force."""
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether another run may acquire the path."""
-        if self.owner.is_gone or (self.owner == LeaseOwner.this_process() and self.token not in _held):
-            return True
-        return time.time() * 1000 > self.expires_ms + GRACE_SECONDS * 1000
-
-    def __str__(self) -> str:
-        left = self.expires_ms / 1000 - time.time()
-        until = f"expires in {left:.0f} s unless renewed" if left > 0 else f"expired {-left:.0f} s ago"
-        run = f" (run {self.run})" if self.run else ""
-        return f"{self.work} by {self.owner}{run}, {until}"
-
-
-@dataclass(frozen=True, slots=True)
-class NewestLease:
-    """The highest number of a path."""
-
-    number: int
-    """Number of the newest lease; 0 = there is none."""
-    lease: Lease | None
-
-    @property
-    def is_free(self) -> bool:
-        return self.lease is None or self.lease.is_over
-
-
-def newest(store: ObjectStore) -> NewestLease:
-    """The current lease. Raises `StorageError`, `BackupDamaged`."""
-    while True:
-        number = max(_numbers(store), default=0)
-        if not number:
-            return NewestLease(0, None)
-        try:
-            return NewestLease(number, _read(store, number))
-        except StorageObjectMissing:  # just released, or renewed many times since
-            continue
 
 
 def check_free(store: ObjectStore) -> None:
@@ -220,7 +165,11 @@ class PathLease:
         self._stop()
         if self._thread is not None and self._thread.is_alive():
             raise StorageUnreachable(f"a renewal of the lock on {self._store.location} is still pending")
-        if self.lost is None and max(numbers := _numbers(self._store), default=0) == self._number and self._is_there():
+        if (
+            self.lost is None
+            and max(numbers := numbers_of(self._store), default=0) == self._number
+            and self._is_there()
+        ):
             self._store.sweep(layout.LEASE)  # partial files of killed runs: while we hold it, nobody else writes there
             for number in sorted(numbers):  # the current one last
                 self._store.delete(layout.lease_name(number))
@@ -256,13 +205,13 @@ class PathLease:
 
     def _leave_damaged(self, problem: BackupDamaged) -> None:
         """A number that cannot be read may be another run's; the work is not affected."""
-        log.warning("cannot release the lock on %s: %s. %s", self._store.location, problem.message, _DAMAGED_HINT)
+        log.warning("cannot release the lock on %s: %s. %s", self._store.location, problem.message, DAMAGED_HINT)
 
     def _stop(self) -> None:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
-        _held.discard(self._lease.token)
+        held.discard(self._lease.token)
 
     def _keep(self, renew_every: float) -> None:
         while not self._stopping.wait(renew_every) and self.lost is None:
@@ -285,7 +234,7 @@ class PathLease:
             return
         lease = replace(self._lease, expires_ms=_expiry(self._ttl))
         if not create_once(self._store, layout.lease_name(number), records.dump(lease)):
-            lease = _read(self._store, number)
+            lease = read_number(self._store, number)
             if lease.token != self._lease.token:  # else the answer to an earlier renewal got lost
                 self._set_lost(
                     "it was broken by `tikv-br unlock`" if not lease.expires_ms else f"it was taken over by {lease}"
@@ -303,7 +252,7 @@ class PathLease:
 
     def _is_there(self) -> bool:
         """Return whether our last number is unchanged: after another run has released the path, numbers start again at 1."""
-        return _is_still(self._store, NewestLease(self._number, self._lease))
+        return is_still(self._store, NewestLease(self._number, self._lease))
 
     def _mark_expired(self) -> None:
         failure = self._failure
@@ -324,47 +273,15 @@ def _claim(store: ObjectStore, basis: NewestLease, work: str, ttl: float) -> Pat
     """Create the next number; None when another was faster."""
     began, number = time.monotonic(), basis.number + 1
     lease = Lease(secrets.token_hex(8), LeaseOwner.this_process(), run_id.current(), work, _expiry(ttl))
-    _held.add(lease.token)
+    held.add(lease.token)
     try:
-        if _create(store, basis, number, records.dump(lease)):
+        if create_number(store, basis, number, records.dump(lease)):
             return PathLease(store, lease, number, ttl, began)
     except BaseException:
-        _held.discard(lease.token)
+        held.discard(lease.token)
         raise
-    _held.discard(lease.token)
+    held.discard(lease.token)
     return None
-
-
-def _create(store: ObjectStore, basis: NewestLease, number: int, data: bytes) -> bool:
-    """Create a number; return whether it is ours and the listing that it was chosen by is still current."""
-    name = layout.lease_name(number)
-    if not create_once(store, name, data):
-        return False
-    _check_conditional_writes(store, name, data)
-    if max(_numbers(store), default=0) == number and (not basis.number or _is_still(store, basis)):
-        return True
-    store.delete(name)
-    return False
-
-
-def _is_still(store: ObjectStore, basis: NewestLease) -> bool:
-    try:
-        return _read(store, basis.number) == basis.lease
-    except StorageObjectMissing:
-        return False
-
-
-def _check_conditional_writes(store: ObjectStore, name: str, data: bytes) -> None:
-    """Some servers ignore the condition of a conditional request and overwrite: no lease holds there."""
-    try:
-        put_until_answered(store, name, data)
-    except StorageConflict:
-        return
-    store.delete(name)
-    raise StorageError(
-        f"{store.location} ignores conditional writes (If-None-Match), so two runs could write to one backup",
-        hint="Use storage that supports them: Azure Blob Storage, Google Cloud Storage, Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
-    )
 
 
 def _held_error(store: ObjectStore, found: NewestLease) -> LeaseHeld:
@@ -373,16 +290,3 @@ def _held_error(store: ObjectStore, found: NewestLease) -> LeaseHeld:
 
 def _expiry(ttl: float) -> int:
     return int((time.time() + ttl) * 1000)
-
-
-def _numbers(store: ObjectStore) -> list[int]:
-    names = (info.name.rpartition("/")[2].removesuffix(".json") for info in store.list(layout.LEASE))
-    return [int(name) for name in names if name.isdecimal()]
-
-
-def _read(store: ObjectStore, number: int) -> Lease:
-    name = layout.lease_name(number)
-    try:
-        return records.load(Lease, store.get(name), name)
-    except BackupDamaged as error:  # of the lease, not of a backup
-        raise BackupDamaged(error.message, hint=_DAMAGED_HINT) from None

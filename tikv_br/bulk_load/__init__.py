@@ -9,7 +9,7 @@ Modules, in reading order:
 - `stage`: the steps that make the temporary backup
 - `inputs`, `files`, `text`: inputs that this process reads without Spark
 - `local`: sorts their rows on threads
-- `partition`: the task that writes one partition
+- `partition`: the task that writes one partition; `partitioned`: the backup that they make
 - `put`: the online alternative, which puts the rows
 - `runs`: the same for rows that Spark writes to our data source: sorted runs instead of an input
 

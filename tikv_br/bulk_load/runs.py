@@ -17,7 +17,7 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.files import FileEntry, FileWriter
 from tikv_br.backupset.rows import read_rows
 from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
-from tikv_br.bulk_load.stage import PartitionContext, choose_encoding, commit
+from tikv_br.bulk_load.partitioned import PartitionContext, choose_encoding, commit
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow import path, steps
 from tikv_br.dataflow.engine import Engine

@@ -18,7 +18,7 @@ from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.codec import successor
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.text import FORMS, parse_key
-from tikv_br.storage.cloud_options import S3Options
+from tikv_br.storage.cloud_options import CloudFlags, S3Options
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import StorageLocation, parse
 from tikv_br.tasks.settings import is_local
@@ -126,7 +126,7 @@ class Options:
             raise UsageError(
                 "the backup's URL is missing" if name == "path" else f"option {name} is missing", hint=hint
             )
-        location = parse(self.text(name), S3Options(ca=os.environ.get("AWS_CA_BUNDLE", "")))
+        location = parse(self.text(name), CloudFlags(S3Options(ca=os.environ.get("AWS_CA_BUNDLE", ""))))
         if location.has_secrets:
             raise UsageError(
                 f"the URL of {location} contains credentials, which Spark would show in its pages and logs",

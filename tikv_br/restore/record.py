@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from tikv_br.backupset import layout, lease
+from tikv_br.backupset.lease_record import newest
 from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
 from tikv_br.formats.keys.ranges import KeyRange
@@ -143,7 +144,7 @@ class RestoreRecord:
     def is_running(self) -> bool:
         """Return whether a restore may hold the lease; True if it cannot be read."""
         try:
-            return not lease.newest(self.lease_store()).is_free
+            return not newest(self.lease_store()).is_free
         except BackupDamaged:
             return True
 

@@ -6,58 +6,32 @@ import abc
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from http import HTTPStatus
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import obstore
-from obstore.exceptions import BaseError, UnauthenticatedError
+from obstore.exceptions import BaseError
 
 from tikv_br import cancellation
 from tikv_br.errors import (
-    StorageConflict,
-    StorageDenied,
     StorageError,
-    StorageFull,
-    StorageObjectMissing,
-    StorageUnreachable,
     TikvBrError,
-    UsageError,
 )
 from tikv_br.patience import in_background
 from tikv_br.retry import STORAGE_UNREACHABLE, Backoffer, RetryPolicy
 from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
 from tikv_br.storage.cloud_writer import CloudStore, CloudWriter, UploadTarget, plain_etag
 from tikv_br.storage.outage import health_of
+from tikv_br.storage.request_failure import REFUSED_RANGE, CloudFailures, failure_of
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
     from obstore import Attributes, ObjectMeta, PutResult
     from obstore.store import ClientConfig, RetryConfig
-from tikv_br.storage.request_failure import OVERLOADED, REFUSED_RANGE, RequestFailure, failure_of, server_message
 
-UNKNOWN_HINT = "The message is from the storage's endpoint; check its log."
 CONDITIONAL_CONFLICT = "ConditionalRequestConflict"
 """Two conditional writes of one object met: neither need have succeeded, and both are to try again."""
-
-
-_CONNECTION_CAUSES = (
-    ("Connection refused", "connection refused"),
-    ("dns error", "the host name does not resolve"),
-    ("InvalidContentType", "the endpoint does not use TLS; does it need http://?"),
-    ("Expired", "its certificate has expired"),
-    ("NotValidForName", "its certificate is for another name"),
-    ("InvalidCertificate", "its certificate is not trusted"),
-    ("UnknownIssuer", "its certificate is not trusted"),
-    ("Network is unreachable", "the network is unreachable"),
-    ("No route to host", "no route to the host"),
-    ("imed out", "no answer in time"),
-    ("Timeout", "no answer in time"),
-    ("Elapsed", "no answer in time"),
-)
-
-
 CONNECT_TIMEOUT = timedelta(seconds=3)
 FIRST_ANSWER_TIMEOUT = timedelta(seconds=4)
 """Timeout of a probe."""
@@ -71,48 +45,25 @@ QUIET_SECONDS = 10.0
 """Seconds without any answer of the location during a large write before it is probed."""
 _OWN_RETRIES = 1000
 """Maximum retries of obstore for parts of uploads: as many as fit in the patience."""
-
-
 _CONFLICT_PAUSES = (0.05, 0.2, 0.8)
 """Seconds between tries of a conditional write that met another one."""
-
-
 _REQUEST_FAILURES = (BaseError, OSError, ValueError)
 """Exceptions of obstore's requests: its own classes, and builtin ones for missing objects and bad ranges."""
-
-
 T = TypeVar("T")
 _runtime_owner: int | None = None
 
 
-class CloudObjectStore(ObjectStore, abc.ABC):
+class CloudObjectStore(CloudFailures, ObjectStore):
     """Objects in a bucket (Azure: a container) below a prefix.
 
     The first request of a process to a location is a probe, so that a wrong address is reported within seconds; from then on
     outages shorter than `StorageLocation.patience` are retried, see `tikv_br.storage.outage`.
     """
 
-    _CREDENTIALS_HINT = ""
-    """Hint for the case that obstore's own chain finds no credentials."""
-    _BUCKET = "bucket"
-    """The cloud's word for it."""
-    _REASONS: ClassVar[Mapping[str, str]] = {}
-    """Meanings of the codes with which the server denies access."""
-    _FULL: ClassVar[frozenset[str]] = frozenset()
-    """Other codes, by the kind of error that they stand for, as the next three."""
-    _TAKEN: ClassVar[frozenset[str]] = frozenset()
-    _BUSY: ClassVar[frozenset[str]] = frozenset()
-    _BAD_NAMES: ClassVar[frozenset[str]] = frozenset({"InvalidBucketName"})
-
     def __init__(self, location: StorageLocation) -> None:
-        self._location = location
+        super().__init__(location)
         self._patience = location.patience
         self._health = health_of(location.health_key)
-
-    @property
-    @abc.abstractmethod
-    def _endpoint(self) -> str:
-        """Return the endpoint for messages."""
 
     @abc.abstractmethod
     def _open(self, client: ClientConfig, retries: RetryConfig) -> CloudStore:
@@ -260,71 +211,6 @@ class CloudObjectStore(ObjectStore, abc.ABC):
                 return result
             patience.wait(STORAGE_UNREACHABLE, problem)  # ends though others may be answered
             self._wait_until_available(problem)
-
-    def _translate(self, error: Exception, action: str, name: str) -> StorageError | UsageError:
-        failure = failure_of(error)
-        place = f"{self._location.redacted().partition('?')[0]}/{name}".rstrip("/")
-        what = f"cannot {action} {place}"
-        if isinstance(error, UnauthenticatedError) and not failure.answered:
-            # The source of credentials has failed; nothing was sent.
-            cause = failure.text.partition("Debug source")[0].rpartition("StorageDenied: ")[2].strip()
-            return StorageDenied(f"{what}: {cause}")
-        if failure.lacks_credentials:
-            cause = failure.text.partition("Debug source")[0].partition(" error: ")[2].strip()
-            return StorageDenied(f"{what}: no credentials for {self._endpoint}: {cause}", hint=self._CREDENTIALS_HINT)
-        return self._refusal(failure, what, place) if failure.answered else self._unanswered(failure, what)
-
-    def _unanswered(self, failure: RequestFailure, what: str) -> StorageError:
-        for mark, cause in _CONNECTION_CAUSES:
-            if mark in failure.cause:
-                return StorageUnreachable(f"{self._endpoint} does not answer: {cause}")
-        if failure.broken:
-            return StorageUnreachable(f"{self._endpoint} does not answer")
-        first = failure.text.partition("Debug source")[0].strip()
-        return StorageError(f"{what}: {first}", hint="Check the URL and the storage's settings.")
-
-    def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
-        """Convert an error answer of the server; ``what`` is "cannot write ``place``" or the like."""
-        if self._lacks_bucket(failure):
-            return StorageObjectMissing(
-                f"{self._BUCKET} {self._location.bucket!r} does not exist at {self._endpoint}",
-                hint=f"Create the {self._BUCKET}, or check the URL.",
-            )
-        if failure.code in self._BAD_NAMES:
-            return self._bad_name(failure, place)
-        kind = self._kind_of(failure)
-        if kind is StorageObjectMissing:
-            return kind(f"{place} does not exist")
-        if kind is StorageConflict:
-            return kind(f"{place} already exists")
-        reason = self._REASONS.get(failure.code)
-        said = f"{reason} ({server_message(failure)})" if reason else server_message(failure)
-        return kind(f"{what}: {said}", hint=UNKNOWN_HINT if kind is StorageError else None)
-
-    def _kind_of(self, failure: RequestFailure) -> type[StorageError]:
-        status, code = failure.status, failure.code
-        if code in self._FULL or status == HTTPStatus.INSUFFICIENT_STORAGE:
-            return StorageFull
-        if code in self._REASONS or status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-            return StorageDenied
-        if status == HTTPStatus.NOT_FOUND:
-            return StorageObjectMissing
-        if code in self._TAKEN or status == HTTPStatus.PRECONDITION_FAILED:
-            return StorageConflict
-        return StorageUnreachable if status in OVERLOADED or code in self._BUSY else StorageError
-
-    def _bad_name(self, failure: RequestFailure, _place: str) -> UsageError:
-        return UsageError(
-            f"{self._endpoint} refuses the bucket name {self._location.bucket!r}: {server_message(failure)}",
-            hint=f"Check the bucket in the storage URL: {self._location.scheme}://BUCKET/prefix.",
-        )
-
-    def _lacks_bucket(self, failure: RequestFailure) -> bool:
-        return failure.code == "NoSuchBucket"
-
-    def _is_missing_object(self, failure: RequestFailure) -> bool:
-        """Return whether a 404 means a missing object, not a missing bucket."""
-        return failure.code in {"", "NoSuchKey"}
 
     def _wait_until_available(self, problem: TikvBrError | None = None) -> None:
         """Return once the location answers; ``problem`` is what to report if it does not."""

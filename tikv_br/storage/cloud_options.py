@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
 
+from tikv_br.errors import UsageError
 from tikv_br.resume_options import MAY_CHANGE
 from tikv_br.storage import outage
 from tikv_br.storage.crypter import SecretText
 
 DEFAULT_REGION = "us-east-1"
+NO_TEXT = "the storage URL contains bytes that are not UTF-8"
+_ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
+_TRUE = frozenset({"1", "t", "true"})
+_FALSE = frozenset({"0", "f", "false"})
 VIRTUAL_HOST_PROVIDERS = frozenset({"alibaba", "netease"})
 """Providers that know no path-style requests; the Go tool's list."""
 
@@ -100,3 +108,96 @@ class CloudFlags:
     s3: S3Options = field(default_factory=S3Options)
     azure: AzureOptions = field(default_factory=AzureOptions)
     gcs: GcsOptions = field(default_factory=GcsOptions)
+
+
+def decoded(text: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise UsageError(NO_TEXT) from None
+
+
+def read_parameters(query: str, kind: type[CloudOptions]) -> dict[str, Any]:
+    readers = {name: _READERS[of] for name, of in _fields(kind).items()}
+    if kind is S3Options:
+        readers["use_accelerate_endpoint"] = _no_acceleration
+    found: dict[str, Any] = {}
+    for part in filter(None, query.split("&")):
+        raw_name, _, raw_value = part.partition("=")
+        name = raw_name.lower().replace("-", "_")
+        reader = readers.get(name)
+        if reader is None:
+            known = ", ".join(sorted(known.replace("_", "-") for known in readers))
+            raise UsageError(f"unknown parameter {raw_name!r} in the storage URL", hint=f"Supported: {known}.")
+        if name in found:
+            raise UsageError(f"parameter {raw_name!r} appears twice in the storage URL")
+        found[name] = reader(name, decoded(raw_value))
+    found.pop("use_accelerate_endpoint", None)
+    return found
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
+    raise UsageError(f"parameter {name.replace('_', '-')!r} of the storage URL must be true or false")
+
+
+def _no_acceleration(name: str, value: str) -> bool:
+    if _flag(name, value):
+        raise UsageError("accelerated endpoints of S3 are not supported", hint="Leave out use-accelerate-endpoint.")
+    return False
+
+
+_READERS: dict[str, Callable[[str, str], object]] = {
+    "str": lambda _name, value: value,
+    "bool | None": _flag,
+    "SecretText": lambda _name, value: SecretText(value),
+}
+"""Readers of parameters by the types of the fields that they fill."""
+_OF_MACHINE = {"ca", "credentials_file"}
+"""Paths on the machine of a task, which no URL shows."""
+
+
+def public_parameters(options: CloudOptions) -> dict[str, str]:
+    """The parameters without secrets that are set, in the order of the fields."""
+    values = {name: getattr(options, name) for name in _fields(type(options)) if name not in _OF_MACHINE}
+    texts = {name: str(value).lower() if isinstance(value, bool) else value for name, value in values.items()}
+    return {name.replace("_", "-"): text for name, text in texts.items() if text and isinstance(text, str)}
+
+
+def _fields(kind: type[CloudOptions]) -> dict[str, str]:
+    """Names and types of the fields that parameters fill."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    return {name: of for name, of in types.items() if of in _READERS and name != "ca"}
+
+
+def check_s3(options: S3Options) -> None:
+    check_endpoint(options.endpoint)
+    if options.acl:
+        raise UsageError(
+            "canned ACLs (s3.acl) are not supported: the upload cannot set them",
+            hint="Leave the flag out; set the bucket's object ownership and policy instead.",
+        )
+    if options.sse not in _ENCRYPTIONS:
+        raise UsageError(f"s3.sse must be one of {', '.join(_ENCRYPTIONS[1:])}, not {options.sse!r}")
+    if options.sse_kms_key_id and not options.sse.startswith("aws:kms"):
+        raise UsageError("s3.sse-kms-key-id requires s3.sse aws:kms")
+    if bool(options.access_key) != bool(options.secret_access_key):
+        raise UsageError("the URL must have both or none of (access-key, secret-access-key)")
+    if options.session_token and not options.access_key:
+        raise UsageError("a session token requires both of (access-key, secret-access-key)")
+
+
+def check_endpoint(endpoint: str, cloud: str = "S3", *, has_path: bool = False) -> None:
+    if not endpoint:
+        return
+    hint = "Write http://host:port or https://host:port."
+    try:
+        parts = urlsplit(endpoint)
+        host, _port = parts.hostname, parts.port
+    except ValueError:
+        raise UsageError(f"the {cloud} endpoint does not parse", hint=hint) from None
+    if parts.scheme not in {"http", "https"} or not host:
+        raise UsageError(f"the {cloud} endpoint is not an http:// or https:// URL", hint=hint)
+    if "@" in parts.netloc or parts.query or parts.fragment or (parts.path.strip("/") and not has_path):
+        raise UsageError(f"the {cloud} endpoint must have only scheme, host and port", hint=hint)

@@ -154,10 +154,8 @@ class LocalObjectStore(ObjectStore):
         top = self._path(folder) if folder else self._root
         for directory in [Path(path) for path, _folders, _files in os.walk(top, topdown=False)] if deep else [top]:
             left: list[Path] = []
-            with (
-                storage_errors(directory, "written"),
-                suppress(FileNotFoundError),
-            ):  # removed by another process, as it was empty
+            # Another process may have removed the directory, as it was empty.
+            with storage_errors(directory, "written"), suppress(FileNotFoundError):
                 left = list(directory.glob(f"{TEMPORARY_PREFIX}*"))
             for temporary in left:
                 with storage_errors(temporary, "written"), suppress(FileNotFoundError):
@@ -233,9 +231,8 @@ def _make_directory(directory: Path) -> set[Path]:
         try:
             folder.mkdir()
         except FileExistsError:
-            with suppress(
-                FileNotFoundError
-            ):  # made by another writer, and a deletion took it away again: `exist_ok` fails
+            # Made by another writer, and a deletion may have removed it again: then `exist_ok` fails.
+            with suppress(FileNotFoundError):
                 if not stat.S_ISDIR(folder.stat().st_mode):
                     raise
     return set(missing)

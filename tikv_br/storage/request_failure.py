@@ -1,10 +1,27 @@
-"""A failed request to a cloud, as obstore reports it."""
+"""A failed request to a cloud, as obstore reports it, and the error that it becomes."""
 
 from __future__ import annotations
 
+import abc
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
+from typing import ClassVar
 from xml.sax.saxutils import unescape
+
+from obstore.exceptions import UnauthenticatedError
+
+from tikv_br.errors import (
+    StorageConflict,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageObjectMissing,
+    StorageUnreachable,
+    UsageError,
+)
+from tikv_br.storage.url import StorageLocation
 
 OVERLOADED = {429, 500, 502, 503, 504}
 MOVED = 301
@@ -12,6 +29,22 @@ REFUSED_RANGE = 416
 _NOT_DONE = {429, 500, 503}
 _UNSENT = "Connect"
 """obstore's kind of a failure before anything was sent."""
+
+UNKNOWN_HINT = "The message is from the storage's endpoint; check its log."
+_CONNECTION_CAUSES = (
+    ("Connection refused", "connection refused"),
+    ("dns error", "the host name does not resolve"),
+    ("InvalidContentType", "the endpoint does not use TLS; does it need http://?"),
+    ("Expired", "its certificate has expired"),
+    ("NotValidForName", "its certificate is for another name"),
+    ("InvalidCertificate", "its certificate is not trusted"),
+    ("UnknownIssuer", "its certificate is not trusted"),
+    ("Network is unreachable", "the network is unreachable"),
+    ("No route to host", "no route to the host"),
+    ("imed out", "no answer in time"),
+    ("Timeout", "no answer in time"),
+    ("Elapsed", "no answer in time"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +124,92 @@ def _message(text: str) -> str:
 def _element(text: str, name: str) -> str:
     found = re.search(rf"<{name}>([^<]*)</{name}>", text)
     return unescape(found[1], {"&#34;": '"', "&quot;": '"', "&#39;": "'"}) if found else ""
+
+
+class CloudFailures(abc.ABC):
+    """What the answers of a cloud mean. Each cloud says what is special to it."""
+
+    _CREDENTIALS_HINT = ""
+    """Hint for the case that obstore's own chain finds no credentials."""
+    _BUCKET = "bucket"
+    """The cloud's word for it."""
+    _REASONS: ClassVar[Mapping[str, str]] = {}
+    """Meanings of the codes with which the server denies access."""
+    _FULL: ClassVar[frozenset[str]] = frozenset()
+    """Other codes, by the kind of error that they stand for, as the next three."""
+    _TAKEN: ClassVar[frozenset[str]] = frozenset()
+    _BUSY: ClassVar[frozenset[str]] = frozenset()
+    _BAD_NAMES: ClassVar[frozenset[str]] = frozenset({"InvalidBucketName"})
+
+    def __init__(self, location: StorageLocation) -> None:
+        self._location = location
+
+    @property
+    @abc.abstractmethod
+    def _endpoint(self) -> str:
+        """Return the endpoint for messages."""
+
+    def _translate(self, error: Exception, action: str, name: str) -> StorageError | UsageError:
+        failure = failure_of(error)
+        place = f"{self._location.redacted().partition('?')[0]}/{name}".rstrip("/")
+        what = f"cannot {action} {place}"
+        if isinstance(error, UnauthenticatedError) and not failure.answered:
+            # The source of credentials has failed; nothing was sent.
+            cause = failure.text.partition("Debug source")[0].rpartition("StorageDenied: ")[2].strip()
+            return StorageDenied(f"{what}: {cause}")
+        if failure.lacks_credentials:
+            cause = failure.text.partition("Debug source")[0].partition(" error: ")[2].strip()
+            return StorageDenied(f"{what}: no credentials for {self._endpoint}: {cause}", hint=self._CREDENTIALS_HINT)
+        return self._refusal(failure, what, place) if failure.answered else self._unanswered(failure, what)
+
+    def _unanswered(self, failure: RequestFailure, what: str) -> StorageError:
+        for mark, cause in _CONNECTION_CAUSES:
+            if mark in failure.cause:
+                return StorageUnreachable(f"{self._endpoint} does not answer: {cause}")
+        if failure.broken:
+            return StorageUnreachable(f"{self._endpoint} does not answer")
+        first = failure.text.partition("Debug source")[0].strip()
+        return StorageError(f"{what}: {first}", hint="Check the URL and the storage's settings.")
+
+    def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
+        """Convert an error answer of the server; ``what`` is "cannot write ``place``" or the like."""
+        if self._lacks_bucket(failure):
+            return StorageObjectMissing(
+                f"{self._BUCKET} {self._location.bucket!r} does not exist at {self._endpoint}",
+                hint=f"Create the {self._BUCKET}, or check the URL.",
+            )
+        if failure.code in self._BAD_NAMES:
+            return self._bad_name(failure, place)
+        kind = self._kind_of(failure)
+        if kind is StorageObjectMissing:
+            return kind(f"{place} does not exist")
+        if kind is StorageConflict:
+            return kind(f"{place} already exists")
+        reason = self._REASONS.get(failure.code)
+        said = f"{reason} ({server_message(failure)})" if reason else server_message(failure)
+        return kind(f"{what}: {said}", hint=UNKNOWN_HINT if kind is StorageError else None)
+
+    def _kind_of(self, failure: RequestFailure) -> type[StorageError]:
+        status, code = failure.status, failure.code
+        if code in self._FULL or status == HTTPStatus.INSUFFICIENT_STORAGE:
+            return StorageFull
+        if code in self._REASONS or status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            return StorageDenied
+        if status == HTTPStatus.NOT_FOUND:
+            return StorageObjectMissing
+        if code in self._TAKEN or status == HTTPStatus.PRECONDITION_FAILED:
+            return StorageConflict
+        return StorageUnreachable if status in OVERLOADED or code in self._BUSY else StorageError
+
+    def _bad_name(self, failure: RequestFailure, _place: str) -> UsageError:
+        return UsageError(
+            f"{self._endpoint} refuses the bucket name {self._location.bucket!r}: {server_message(failure)}",
+            hint=f"Check the bucket in the storage URL: {self._location.scheme}://BUCKET/prefix.",
+        )
+
+    def _lacks_bucket(self, failure: RequestFailure) -> bool:
+        return failure.code == "NoSuchBucket"
+
+    def _is_missing_object(self, failure: RequestFailure) -> bool:
+        """Return whether a 404 means a missing object, not a missing bucket."""
+        return failure.code in {"", "NoSuchKey"}

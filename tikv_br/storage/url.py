@@ -19,27 +19,31 @@ import binascii
 import dataclasses
 import os.path
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from typing import Literal
+from urllib.parse import SplitResult, quote, urlsplit
 
 from tikv_br.errors import UsageError
 from tikv_br.storage import outage
-from tikv_br.storage.cloud_options import AzureOptions, CloudFlags, CloudOptions, GcsOptions, S3Options
+from tikv_br.storage.cloud_options import (
+    NO_TEXT,
+    AzureOptions,
+    CloudFlags,
+    CloudOptions,
+    GcsOptions,
+    S3Options,
+    check_endpoint,
+    check_s3,
+    decoded,
+    public_parameters,
+    read_parameters,
+)
 from tikv_br.storage.crypter import Crypter, SecretText
 
-_ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
 _BUCKET_MIN, _BUCKET_MAX = 3, 255
 """Characters of a bucket's name; S3 allows 63 for new ones, 255 for those from before 2018 in us-east-1."""
-_Reader: TypeAlias = Callable[[str, str], object]
-_NO_TEXT = "the storage URL contains bytes that are not UTF-8"
 _KINDS = "Use local://, file://, s3://, gcs:// or azure://."
-_TRUE = frozenset({"1", "t", "true"})
-_FALSE = frozenset({"0", "f", "false"})
-
-
 Scheme = Literal["local", "s3", "azure", "gcs"]
 
 
@@ -105,7 +109,7 @@ class StorageLocation:
         """A URL of this place without credentials; `parse` reads it."""
         if self.scheme == "local":
             return f"local://{quote(self.path)}"
-        public = _public_parameters(self.options)
+        public = public_parameters(self.options)
         query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in public.items())
         return f"{self.scheme}://{self.bucket}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
 
@@ -124,9 +128,9 @@ def _answered_location(
     return location
 
 
-def parse(url: str, flags: CloudFlags | S3Options | None = None) -> StorageLocation:
+def parse(url: str, flags: CloudFlags | None = None) -> StorageLocation:
     """Read a storage URL; of the ``flags`` those of its cloud are used. Raises `UsageError`."""
-    clouds = flags if isinstance(flags, CloudFlags) else CloudFlags(flags or S3Options())
+    clouds = flags or CloudFlags()
     if not url:
         raise UsageError(
             "no storage was passed", hint="Pass --storage with a directory, or an s3://, gcs:// or azure:// URL."
@@ -177,14 +181,7 @@ def _split(url: str) -> SplitResult:
 def _check_text(url: str) -> None:
     """Bytes of an argument that are no text come as lone surrogates, which no request or record can carry."""
     if any("\ud800" <= sign <= "\udfff" for sign in url):
-        raise UsageError(_NO_TEXT, hint="Rename the directory, or pass a symbolic link to it.")
-
-
-def _decoded(text: str) -> str:
-    try:
-        return unquote(text, errors="strict")
-    except UnicodeDecodeError:
-        raise UsageError(_NO_TEXT) from None
+        raise UsageError(NO_TEXT, hint="Rename the directory, or pass a symbolic link to it.")
 
 
 def _local_url(parts: SplitResult) -> StorageLocation:
@@ -194,7 +191,7 @@ def _local_url(parts: SplitResult) -> StorageLocation:
         )
     if parts.query:
         raise UsageError(f"{parts.scheme}:// does not accept parameters", hint="Write a '?' in a path as %3F.")
-    return _local(_decoded(parts.path))
+    return _local(decoded(parts.path))
 
 
 def _local(path: str) -> StorageLocation:
@@ -205,15 +202,15 @@ def _local(path: str) -> StorageLocation:
 
 def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
     _check_bucket(parts.netloc)
-    options = dataclasses.replace(flags, **_parameters(parts.query, S3Options))
-    _check_options(options)
+    options = dataclasses.replace(flags, **read_parameters(parts.query, S3Options))
+    check_s3(options)
     return StorageLocation(
         "s3", _prefix(parts), parts.netloc, dataclasses.replace(options, endpoint=options.endpoint.rstrip("/"))
     )
 
 
 def _prefix(parts: SplitResult) -> str:
-    prefix = _decoded(parts.path).strip("/")
+    prefix = decoded(parts.path).strip("/")
     if prefix and any(segment in {"", ".", ".."} for segment in prefix.split("/")):
         raise UsageError(f"the prefix of an {parts.scheme}:// URL must not contain '//', '.' or '..' as a segment")
     return prefix
@@ -225,8 +222,8 @@ def _azure(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
             f"an {parts.scheme}:// URL starts with the name of a container: 3 to 63 lower-case letters, digits and single '-'",
             hint="Write azure://container/prefix; account and credentials are parameters or flags.",
         )
-    options = dataclasses.replace(flags.azure, **_parameters(parts.query, AzureOptions))
-    _check_endpoint(options.endpoint, "Azure", has_path=True)
+    options = dataclasses.replace(flags.azure, **read_parameters(parts.query, AzureOptions))
+    check_endpoint(options.endpoint, "Azure", has_path=True)
     if options.account_name and not re.fullmatch(r"[a-z0-9]{3,24}", options.account_name):
         raise UsageError("azblob.account-name must have 3 to 24 lower-case letters and digits")
     if options.account_key and not is_base64(options.account_key):
@@ -250,7 +247,7 @@ def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
             f"a {parts.scheme}:// URL starts with the name of a bucket: lower-case letters, digits, '.', '-' and '_'",
             hint="Write gcs://bucket/prefix; endpoint and credentials are parameters or flags.",
         )
-    options = dataclasses.replace(flags.gcs, **_parameters(parts.query, GcsOptions))
+    options = dataclasses.replace(flags.gcs, **read_parameters(parts.query, GcsOptions))
     if options.predefined_acl:
         raise UsageError(
             "predefined ACLs (gcs.predefined-acl) are not supported: the upload cannot set them",
@@ -258,7 +255,7 @@ def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
         )
     # The Go tool's endpoint is that of the JSON API.
     endpoint = options.endpoint.rstrip("/").removesuffix("/storage/v1")
-    _check_endpoint(endpoint, "GCS")
+    check_endpoint(endpoint, "GCS")
     options = dataclasses.replace(options, endpoint=endpoint)
     return StorageLocation("gcs", _prefix(parts), parts.netloc, S3Options(patience=flags.s3.patience), gcs=options)
 
@@ -293,89 +290,3 @@ def _check_bucket(name: str) -> None:
         raise UsageError(
             f"the bucket name {name!r} is an IP address", hint="Pass the server with --s3.endpoint or endpoint=…"
         )
-
-
-def _parameters(query: str, kind: type[CloudOptions]) -> dict[str, Any]:
-    readers = {name: _READERS[of] for name, of in _fields(kind).items()}
-    if kind is S3Options:
-        readers["use_accelerate_endpoint"] = _no_acceleration
-    found: dict[str, Any] = {}
-    for part in filter(None, query.split("&")):
-        raw_name, _, raw_value = part.partition("=")
-        name = raw_name.lower().replace("-", "_")
-        reader = readers.get(name)
-        if reader is None:
-            known = ", ".join(sorted(known.replace("_", "-") for known in readers))
-            raise UsageError(f"unknown parameter {raw_name!r} in the storage URL", hint=f"Supported: {known}.")
-        if name in found:
-            raise UsageError(f"parameter {raw_name!r} appears twice in the storage URL")
-        found[name] = reader(name, _decoded(raw_value))
-    found.pop("use_accelerate_endpoint", None)
-    return found
-
-
-def _flag(name: str, value: str) -> bool:
-    if value.lower() in _TRUE | _FALSE:
-        return value.lower() in _TRUE
-    raise UsageError(f"parameter {name.replace('_', '-')!r} of the storage URL must be true or false")
-
-
-def _no_acceleration(name: str, value: str) -> bool:
-    if _flag(name, value):
-        raise UsageError("accelerated endpoints of S3 are not supported", hint="Leave out use-accelerate-endpoint.")
-    return False
-
-
-_READERS: dict[str, _Reader] = {
-    "str": lambda _name, value: value,
-    "bool | None": _flag,
-    "SecretText": lambda _name, value: SecretText(value),
-}
-"""Readers of parameters by the types of the fields that they fill."""
-_OF_MACHINE = {"ca", "credentials_file"}
-"""Paths on the machine of a task, which no URL shows."""
-
-
-def _public_parameters(options: CloudOptions) -> dict[str, str]:
-    """The parameters without secrets that are set, in the order of the fields."""
-    values = {name: getattr(options, name) for name in _fields(type(options)) if name not in _OF_MACHINE}
-    texts = {name: str(value).lower() if isinstance(value, bool) else value for name, value in values.items()}
-    return {name.replace("_", "-"): text for name, text in texts.items() if text and isinstance(text, str)}
-
-
-def _fields(kind: type[CloudOptions]) -> dict[str, str]:
-    """Names and types of the fields that parameters fill."""
-    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    return {name: of for name, of in types.items() if of in _READERS and name != "ca"}
-
-
-def _check_options(options: S3Options) -> None:
-    _check_endpoint(options.endpoint)
-    if options.acl:
-        raise UsageError(
-            "canned ACLs (s3.acl) are not supported: the upload cannot set them",
-            hint="Leave the flag out; set the bucket's object ownership and policy instead.",
-        )
-    if options.sse not in _ENCRYPTIONS:
-        raise UsageError(f"s3.sse must be one of {', '.join(_ENCRYPTIONS[1:])}, not {options.sse!r}")
-    if options.sse_kms_key_id and not options.sse.startswith("aws:kms"):
-        raise UsageError("s3.sse-kms-key-id requires s3.sse aws:kms")
-    if bool(options.access_key) != bool(options.secret_access_key):
-        raise UsageError("the URL must have both or none of (access-key, secret-access-key)")
-    if options.session_token and not options.access_key:
-        raise UsageError("a session token requires both of (access-key, secret-access-key)")
-
-
-def _check_endpoint(endpoint: str, cloud: str = "S3", *, has_path: bool = False) -> None:
-    if not endpoint:
-        return
-    hint = "Write http://host:port or https://host:port."
-    try:
-        parts = urlsplit(endpoint)
-        host, _port = parts.hostname, parts.port
-    except ValueError:
-        raise UsageError(f"the {cloud} endpoint does not parse", hint=hint) from None
-    if parts.scheme not in {"http", "https"} or not host:
-        raise UsageError(f"the {cloud} endpoint is not an http:// or https:// URL", hint=hint)
-    if "@" in parts.netloc or parts.query or parts.fragment or (parts.path.strip("/") and not has_path):
-        raise UsageError(f"the {cloud} endpoint must have only scheme, host and port", hint=hint)

@@ -18,6 +18,7 @@ from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.report.facts import DrillVerdict
+from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -57,7 +58,7 @@ def test_encrypted_backups_and_reports_in_s3_are_rehearsed(
     crypter = Crypter.of("aes256-ctr", SecretText("0123456789abcdef" * 4))
 
     def locate(url: str) -> StorageLocation:
-        return replace(parse(url, s3.location().s3), crypter=crypter)
+        return replace(parse(url, CloudFlags(s3.location().s3)), crypter=crypter)
 
     assert options.backup is not None
     backups = locate("s3://backups/all")

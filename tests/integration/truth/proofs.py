@@ -16,8 +16,7 @@ from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.truth.conftest import ROWS, Ended, World, tikv_br
 from tests.support.live_cluster import contents
 from tikv_br.backupset import run_record
-from tikv_br.backupset.lease import Lease
-from tikv_br.backupset.lease_owner import LeaseOwner
+from tikv_br.backupset.lease_record import Lease, LeaseOwner
 from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd_http import gc_status

@@ -12,7 +12,7 @@ from tests.support.ledgers import begin_backup, read_entries
 from tests.unit.backupset.samples import describe, do_task
 from tests.unit.backupset.shelves import index_at, shelve
 from tikv_br import records
-from tikv_br.backupset import layout, lease, ledger, run_record
+from tikv_br.backupset import layout, lease, lease_record, ledger, run_record
 from tikv_br.backupset.index import removal_name
 from tikv_br.backupset.prune import plan
 from tikv_br.backupset.removal import Removal, interrupted_removals
@@ -42,7 +42,7 @@ def unfinished(folder: Path) -> ObjectStore:
 READERS: dict[str, Callable[[ObjectStore], object]] = {
     "run": run_record.read_run,
     "ledger": read_entries,
-    "lease": lease.newest,
+    "lease": lease_record.newest,
 }
 
 

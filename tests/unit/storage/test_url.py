@@ -84,7 +84,7 @@ def test_s3_parameters() -> None:
 def test_parameters_override_flags() -> None:
     """The URL wins over the flags, which hold for all it does not say."""
     flags = S3Options(endpoint="http://flag:1", region="flag", provider="aws")
-    options = parse("s3://bkt/p?region=url", flags).s3
+    options = parse("s3://bkt/p?region=url", CloudFlags(flags)).s3
     assert (options.endpoint, options.region, options.provider) == ("http://flag:1", "url", "aws")
 
 
@@ -227,7 +227,7 @@ def test_azure_secrets_are_never_shown() -> None:
 def test_refused_flags() -> None:
     """The flags are checked as the parameters are."""
     with pytest.raises(UsageError, match="canned ACLs"):
-        parse("s3://bkt/p", S3Options(acl="private"))
+        parse("s3://bkt/p", CloudFlags(S3Options(acl="private")))
 
 
 def test_secrets_are_never_shown() -> None:
