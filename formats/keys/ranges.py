@@ -59,3 +59,20 @@ def gaps(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
 def subtract(wanted: Iterable[KeyRange], parts: Sequence[KeyRange]) -> list[KeyRange]:
     """Return the parts of each range of ``wanted`` that no part covers."""
     return [gap for whole in wanted for gap in gaps(whole, parts)]
+
+
+_WINDOW = 8
+"""Bytes after the common prefix that are used: enough to halve 64 times."""
+
+
+def middle_key(low: bytes, high: bytes) -> bytes | None:
+    """A short key in (low, high], about half-way as bytes count; None when ``low`` is not below ``high``.
+
+    Keys are read as fractions, so only their first bytes that differ matter.
+    """
+    if low >= high:
+        return None
+    prefix = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+    first, last = (int.from_bytes(key[prefix : prefix + _WINDOW].ljust(_WINDOW, b"\0"), "big") for key in (low, high))
+    middle = low[:prefix] + ((first + last + 1) // 2).to_bytes(_WINDOW, "big").rstrip(b"\0")
+    return middle if low < middle <= high else high

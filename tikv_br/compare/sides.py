@@ -12,12 +12,11 @@ from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import file_errors, read_rows
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.clock import CLOCK_SECONDS
-from tikv_br.compare.bisection import middle_key
 from tikv_br.compare.report import Meter
 from tikv_br.compare.sums import RangeSums, RecordedSums, live_sums
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import KeyRange, middle_key
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.storage.base import ObjectStore
 

@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import fastcrc
 import pyarrow as pa
 
-from tikv_br.compare.bisection import middle_key
 from tikv_br.compare.sums import RangeSums
 from tikv_br.formats import columns
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import KeyRange, middle_key
 
 
 class FakeSide:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.compare.fakes import FakeSide
 from tikv_br.compare import bisection
-from tikv_br.compare.bisection import different_ranges, middle_key
+from tikv_br.compare.bisection import different_ranges
 from tikv_br.formats.keys.ranges import KeyRange
 
 ALL = KeyRange(b"", b"")
@@ -110,20 +109,3 @@ def test_what_becomes_equal_meanwhile_is_no_difference() -> None:
     rows = {b"%03d" % number: b"x" for number in range(100)}
     lacking = {key: value for key, value in rows.items() if key != b"050"}
     assert narrowed(Healing(lacking | {b"1": b"", b"2": b""}), FakeSide(rows)) == []
-
-
-@given(low=st.binary(max_size=20), high=st.binary(max_size=20))
-def test_a_middle_lies_between(low: bytes, high: bytes) -> None:
-    """Above the lower key, not above the higher; none where there is no room."""
-    middle = middle_key(low, high)
-    assert (middle is None) == (low >= high)
-    assert middle is None or low < middle <= high
-
-
-def test_middles_halve() -> None:
-    """Keys with a long common head are halved where they differ."""
-    chance = random.Random(5)
-    keys = sorted({b"users/by-id/" + chance.randbytes(8) for _ in range(1000)})
-    middle = middle_key(keys[0], keys[-1])
-    assert middle is not None
-    assert 400 < sum(key < middle for key in keys) < 600

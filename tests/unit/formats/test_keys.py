@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from tests.unit.formats.examples import keys, keyspaces, many, timestamps
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec, KeyMode
-from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, middle_key
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
 TXN = KeyCodec(ApiVersion.V1, mode=KeyMode.TXN)
@@ -133,3 +135,20 @@ def test_impossible_keyspaces_are_refused() -> None:
     for api_version, keyspace in ((ApiVersion.V2, -1), (ApiVersion.V2, 1 << 24), (ApiVersion.V1TTL, 1)):
         with pytest.raises(UnsupportedFormat, match=str(keyspace)):
             KeyCodec(api_version, keyspace)
+
+
+@given(low=st.binary(max_size=20), high=st.binary(max_size=20))
+def test_a_middle_lies_between(low: bytes, high: bytes) -> None:
+    """Above the lower key, not above the higher; none where there is no room."""
+    middle = middle_key(low, high)
+    assert (middle is None) == (low >= high)
+    assert middle is None or low < middle <= high
+
+
+def test_middles_halve() -> None:
+    """Keys with a long common head are halved where they differ."""
+    chance = random.Random(5)
+    keys = sorted({b"users/by-id/" + chance.randbytes(8) for _ in range(1000)})
+    middle = middle_key(keys[0], keys[-1])
+    assert middle is not None
+    assert 400 < sum(key < middle for key in keys) < 600
