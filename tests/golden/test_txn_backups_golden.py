@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from tests.support.txn_backups import make_backup, make_foreign_backup, recorded_codec, recorded_files, recorded_rows
+from tests.unit.formats_sst.tables import Row
+from tests.unit.formats_sst.tables import read as read_table
+from tests.unit.formats_sst.tables import write as write_table
+from tikv_br import records
+from tikv_br.backupset import prune
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.index import ENTRIES, Index
+from tikv_br.backupset.index_entry import entry_of
+from tikv_br.backupset.rebuild import rebuild
+from tikv_br.backupset.retention import Policy
 from tikv_br.backupset.rows import chosen_codec, count_fences, find_value, has_rows, read_rows
-from tikv_br.errors import BackupDamaged
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.errors import BackupDamaged, BackupUnsupported
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
+from tikv_br.verify.options import Finding, Level, Subset, VerifyOptions
+from tikv_br.verify.run import verify
 
 Maker = Literal["tikv-br", "br", "br-flat"]
 
@@ -123,3 +141,167 @@ def test_another_tool_sees_the_same(recorded: Path, store: ObjectStore) -> None:
     assert backup.ranges == tuple(sorted({KeyRange(file.start_key, file.end_key) for file in recorded_files(recorded)}))
     assert backup.api_version is recorded_codec(recorded).api_version
     assert (backup.backup_ts > 0, backup.key_mode) == (True, KeyMode.TXN)
+
+
+@pytest.mark.parametrize("level", [Level.META, Level.FILES, Level.DATA])
+@pytest.mark.parametrize("maker", ["tikv-br", "br", "br-flat"])
+def test_sound_backups_pass(recorded: Path, store: ObjectStore, maker: Maker, level: Level) -> None:
+    """Verification finds nothing wrong, and reads every file and every row once."""
+    backup = made_by(maker, store, recorded)
+    summary = verify(VerifyOptions(store.location, level, executor="driver"))
+    assert summary.files == len(backup.files)
+    assert summary.files_checked == (0 if level is Level.META else len(backup.files))
+    assert summary.rows_checked == (len(recorded_rows(recorded)) if level is Level.DATA else 0)
+    assert summary.foreign_objects == 0
+
+
+def test_a_share_has_both_files_of_a_part(recorded: Path, store: ObjectStore) -> None:
+    """A subset is one of parts: no row is checked without its value."""
+    backup = made_by("tikv-br", store, recorded)
+    subset = Subset.parse(f"1/{len(backup.pairs)}")
+    summary = verify(VerifyOptions(store.location, Level.DATA, subset=subset, executor="driver"))
+    assert summary.files_checked == len(backup.pairs[0].files)
+
+
+def rewritten(name: str, change: Callable[[list[Row]], list[Row]]) -> Callable[[Path], None]:
+    """A change of the rows of a file, in a table that is sound in itself."""
+
+    def rewrite(folder: Path) -> None:
+        path = max(folder.rglob(f"*_{name}.sst"), key=lambda each: each.stat().st_size)
+        path.write_bytes(write_table(change(read_table(path.read_bytes())))[0])
+
+    return rewrite
+
+
+def without_a_row(rows: list[Row]) -> list[Row]:
+    """All but one in the middle."""
+    return [*rows[: len(rows) // 2], *rows[len(rows) // 2 + 1 :]]
+
+
+def with_another_start(rows: list[Row]) -> list[Row]:
+    """The value of another version."""
+    (key, value), *rest = rows
+    return [(key[:-1] + bytes([key[-1] ^ 1]), value), *rest]
+
+
+def with_another_value(rows: list[Row]) -> list[Row]:
+    """A value with another byte."""
+    (key, value), *rest = rows
+    return [(key, value[:-1] + bytes([value[-1] ^ 1])), *rest]
+
+
+def with_a_record_of_no_row(rows: list[Row]) -> list[Row]:
+    """A rollback."""
+    (key, value), *rest = rows
+    return [(key, b"R" + value[1:]), *rest]
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (rewritten("default", without_a_row), "is damaged: a record without its value"),
+        (rewritten("write", without_a_row), "(a value without its record|bytes of keys and values|checksum)"),
+        (rewritten("default", with_another_start), "is damaged: a (record without its value|value without its record)"),
+        (rewritten("default", with_another_value), "has checksum .*, but the backup recorded"),
+        (rewritten("write", with_a_record_of_no_row), "neither a put nor a delete"),
+        (
+            rewritten("default", lambda rows: [*rows[:1], (b"z" + rows[0][0][1:] + b"!", b"")]),
+            "_default.sst: .*bytes of ts",
+        ),
+    ],
+)
+def test_damage_in_sound_tables(
+    recorded: Path, store: ObjectStore, tmp_path: Path, damage: Callable[[Path], None], cause: str
+) -> None:
+    """Reading every row finds what neither checksums of blocks nor the structure of a file shows; the records have no hash."""
+    made_by("br", store, recorded)
+    folder = tmp_path / "backup"
+    damage(folder)
+    meta = brpb_pb2.BackupMeta.FromString((folder / "backupmeta").read_bytes())
+    for file in meta.files:
+        data = (folder / file.name).read_bytes()
+        file.size, file.sha256 = len(data), hashlib.sha256(data).digest()
+    (folder / "backupmeta").write_bytes(meta.SerializeToString())
+    found = findings(store, Level.DATA)
+    assert all(finding.level is Level.DATA and finding.object.endswith("_write.sst") for finding in found)
+    assert any(re.search(cause, finding.cause) for finding in found), found
+    verify(VerifyOptions(store.location, Level.FILES, executor="driver"))
+
+
+def findings(store: ObjectStore, level: Level) -> list[Finding]:
+    """What a verification finds."""
+    found: list[Finding] = []
+    with pytest.raises(BackupDamaged):
+        verify(VerifyOptions(store.location, level, executor="driver"), on_finding=found.append)
+    return found
+
+
+@pytest.mark.parametrize("family", ["default", "write"])
+def test_a_missing_file(recorded: Path, store: ObjectStore, family: str) -> None:
+    """The listing shows it; the other file of the part is checked all the same."""
+    backup = made_by("tikv-br", store, recorded)
+    gone = next(file for pair in backup.pairs if pair.values for file in pair.files if file.cf == family)
+    store.delete(gone.name)
+    assert findings(store, Level.FILES) == [Finding(gone.name, "is missing", Level.META)]
+    assert Finding(gone.name, "is missing", Level.META) in findings(store, Level.DATA)
+
+
+def test_files_of_one_family_that_overlap(recorded: Path, store: ObjectStore) -> None:
+    """Only files of different families may have the same range."""
+    made_by("br", store, recorded)
+    meta = brpb_pb2.BackupMeta.FromString(store.get("backupmeta"))
+    file = next(file for file in meta.files if file.cf == "write")
+    again = meta.files.add()
+    again.CopyFrom(file)
+    again.name = f"again_{file.name.replace('/', '_')}"
+    store.put(again.name, store.get(file.name))
+    store.put("backupmeta", meta.SerializeToString())
+    assert any("overlaps that of" in finding.cause for finding in findings(store, Level.META))
+
+
+def test_a_comparison_with_a_cluster_is_for_raw_data(recorded: Path, store: ObjectStore) -> None:
+    """It is refused before any request."""
+    made_by("tikv-br", store, recorded)
+    options = VerifyOptions(store.location, Level.RESTORE, ClusterConfig(("127.0.0.1:1",)), executor="driver")
+    with pytest.raises(BackupUnsupported, match="is a backup of TxnKV data"):
+        verify(options)
+
+
+def test_an_index_with_both_modes(golden: Path, recorded: Path, tmp_path: Path) -> None:
+    """Raw and transactional backups of a cluster are pruned separately; a rebuilt index is the same; ids, pins and removal work."""
+    index = Index(open_store(parse(f"local://{tmp_path}")))
+    made = [make_backup(index.store_of(name), recorded) for name in ("one", "two")]
+    entries = [entry_of(name, each) for name, each in zip(("one", "two"), made, strict=True)]
+    for entry in entries:
+        index.add(entry)
+    assert {each.entry.id: each.entry for each in index.read()} == {entry.id: entry for entry in entries}
+    assert {entry.key_mode for entry in entries} == {KeyMode.TXN}
+    assert len({entry.scope for entry in entries}) == 1
+    raw = entry_of("raw", replace(made[0], description=replace(made[0].description, key_mode=KeyMode.RAW)))
+    assert raw.scope != entries[0].scope
+    assert json.loads(index.root.get(f"{ENTRIES}/{entries[0].id}.json"))["format_version"] == 2
+    assert json.loads(records.dump(raw))["format_version"] == 1
+    assert "key_mode" not in json.loads(records.dump(raw))["content"]
+    rebuilt = rebuild(index)
+    assert (rebuilt.found, rebuilt.added, rebuilt.dropped, rebuilt.problems) == (2, 0, 0, ())
+    index.pin(entries[0])
+    plan = prune.plan(index, Policy(last=1), include_foreign=False)
+    assert len(plan.to_remove) <= 1
+    index.unpin(entries[0])
+    (doomed,) = prune.plan(index, Policy(last=1), include_foreign=False).to_remove
+    assert prune.execute(index, prune.plan(index, Policy(last=1), include_foreign=False)) == []
+    assert not list(index.store_of(doomed.path).list())
+    assert [each.entry.id for each in index.read()] == [entry.id for entry in entries if entry.id != doomed.id]
+    del golden
+
+
+def test_an_index_of_brs_backups(recorded: Path, tmp_path: Path) -> None:
+    """Their scope does not follow the regions, which are all that their records say of ranges."""
+    index = Index(open_store(parse(f"local://{tmp_path}")))
+    make_foreign_backup(index.store_of("one"), recorded)
+    make_foreign_backup(index.store_of("two"), recorded.parent / "gc-fence")
+    assert rebuild(index).problems == ()
+    entries = [each.entry for each in index.read()]
+    assert {entry.path for entry in entries} == {"one", "two"}
+    assert {(entry.engine, entry.key_mode) for entry in entries} == {("go", KeyMode.TXN)}
+    assert len({entry.scope for entry in entries}) == 1

@@ -103,11 +103,16 @@ class FilePair(NamedTuple):
     """The file with the long values of transactional data; None = there are none."""
 
     @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The files in the order in which stores must ingest them: no commit without its value."""
+        return (self.file,) if self.values is None else (self.values, self.file)
+
+    @property
     def sums(self) -> FileEntry:
         """`file` with the sums of all rows of the part."""
         if self.values is None:
             return self.file
-        both = totals((self.file, self.values))
+        both = totals(self.files)
         return replace(self.file, crc64xor=both.crc64xor, total_kvs=both.total_kvs, total_bytes=both.total_bytes)
 
 

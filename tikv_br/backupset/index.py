@@ -60,6 +60,11 @@ class ListedBackup:
 class _Snapshot:
     entries: tuple[IndexEntry, ...]
 
+    @property
+    def format_version(self) -> int:
+        """That of the newest entry."""
+        return max((entry.format_version for entry in self.entries), default=1)
+
 
 class _Names(NamedTuple):
     """The ids in a listing of the folder."""
@@ -105,7 +110,8 @@ class Index:
         place = place_of(self.root.location)
         if place is None or self.ids() or not exists(self.root, layout.META):
             return None
-        entry = entry_of_backup(place.path, BackupSet.open_any(self.root), self.root.stat(layout.META).modified_ms)
+        backup = BackupSet.open_any(self.root, key_mode=None)
+        entry = entry_of_backup(place.path, backup, self.root.stat(layout.META).modified_ms)
         return ListedBackup(entry, exists(open_store(place.root), pin_name(entry.id)))
 
     def find(self, prefix: str) -> ListedBackup:

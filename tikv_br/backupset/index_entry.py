@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tikv_br import records
@@ -14,6 +14,8 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import BackupDamaged, StorageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.json_types import ApiLabel
+from tikv_br.formats.keys.codec import KeyMode
+from tikv_br.records import LATER
 from tikv_br.storage.base import check_name
 
 if TYPE_CHECKING:
@@ -64,6 +66,12 @@ class IndexEntry:
     tool_version: str
     encryption: str
     """Value of `Crypter.method`."""
+    key_mode: KeyMode = field(default=KeyMode.RAW, metadata=LATER)
+
+    @property
+    def format_version(self) -> int:
+        """As that of `Manifest`: an older version leaves the entry out."""
+        return 2 if self.key_mode is KeyMode.TXN else 1
 
     @property
     def is_foreign(self) -> bool:
@@ -103,7 +111,7 @@ def entry_of(path: str, made: Manifest) -> IndexEntry:
         api_version=description.api_version,
         dst_api_version=description.dst_api_version,
         cluster_id=description.cluster_id,
-        scope=_scope(description.cluster_id, description.dst_api_version, description.ranges),
+        scope=_scope(description.cluster_id, description.dst_api_version, description.ranges, description.key_mode),
         keyspaces=description.keyspaces,
         backup_ts=description.backup_ts,
         parent=description.parent,
@@ -115,6 +123,7 @@ def entry_of(path: str, made: Manifest) -> IndexEntry:
         finished_ms=sums.finished_ms,
         tool_version=description.tool_version,
         encryption=description.encryption,
+        key_mode=description.key_mode,
     )
 
 
@@ -122,7 +131,7 @@ def entry_of_backup(path: str, backup: BackupSet, modified_ms: int) -> IndexEntr
     """The entry of any backup. The Go tool records no time; ``modified_ms``, when `backupmeta` was written, stands for it."""
     if backup.manifest is not None:
         return entry_of(path, backup.manifest)
-    sums = backup.totals
+    sums, is_raw = backup.totals, backup.key_mode is KeyMode.RAW
     return IndexEntry(
         id=_id(path, hashlib.sha256(backup.store.get(layout.META)).digest()),
         path=check_name(path),
@@ -131,7 +140,7 @@ def entry_of_backup(path: str, backup: BackupSet, modified_ms: int) -> IndexEntr
         api_version=None,
         dst_api_version=backup.api_version,
         cluster_id=backup.cluster_id,
-        scope=_scope(backup.cluster_id, backup.api_version, backup.ranges),
+        scope=_scope(backup.cluster_id, backup.api_version, backup.ranges if is_raw else (), backup.key_mode),
         keyspaces=(),
         backup_ts=backup.backup_ts,
         parent="",
@@ -143,6 +152,7 @@ def entry_of_backup(path: str, backup: BackupSet, modified_ms: int) -> IndexEntr
         finished_ms=modified_ms,
         tool_version="",
         encryption=backup.encryption,
+        key_mode=backup.key_mode,
     )
 
 
@@ -155,6 +165,7 @@ def _id(path: str, backupmeta_sha256: bytes) -> str:
     return hashlib.sha256(backupmeta_sha256 + path.encode()).hexdigest()[:ID_SIZE]
 
 
-def _scope(cluster_id: int, api_version: ApiVersion, ranges: tuple[KeyRange, ...]) -> str:
-    text = f"{cluster_id} {api_version.label} " + " ".join(f"{part.start.hex()}-{part.end.hex()}" for part in ranges)
+def _scope(cluster_id: int, api_version: ApiVersion, ranges: tuple[KeyRange, ...], mode: KeyMode) -> str:
+    version = api_version.label if mode is KeyMode.RAW else f"{api_version.label} {mode.value}"
+    text = f"{cluster_id} {version} " + " ".join(f"{part.start.hex()}-{part.end.hex()}" for part in ranges)
     return hashlib.sha256(text.encode()).hexdigest()[:ID_SIZE]

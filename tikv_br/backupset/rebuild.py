@@ -59,7 +59,7 @@ def _examine(index: Index) -> tuple[dict[str, IndexEntry], list[Problem]]:
 
     def examine(path: str) -> IndexEntry | Problem | None:
         try:
-            backup = BackupSet.open_any(index.store_of(check_name(path)))
+            backup = BackupSet.open_any(index.store_of(check_name(path)), key_mode=None)
             return entry_of_backup(path, backup, metas[path].modified_ms)
         except BackupNotFound:  # just removed
             return None

@@ -100,7 +100,7 @@ def finish_removal(index: Index, removal: Removal) -> bool:
 
 
 def _plan(store: ObjectStore, entry: IndexEntry) -> Removal:
-    backup = BackupSet.open_any(store)
+    backup = BackupSet.open_any(store, key_mode=None)
     if entry_of_backup(entry.path, backup, 0).id != entry.id:
         raise BackupNotFound(
             f"the backup at {store.location} is not the one in the index", hint="Run `tikv-br list --rebuild`."

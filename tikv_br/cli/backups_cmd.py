@@ -13,6 +13,7 @@ from tikv_br.cli.command import REQUIRED, argument, command, flag, given
 from tikv_br.cli.output import human_bytes
 from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupUnsupported, CrypterMismatch, UsageError
+from tikv_br.formats.keys.codec import KeyMode
 
 if TYPE_CHECKING:
     from tikv_br.backupset.index import ListedBackup
@@ -69,9 +70,10 @@ def _listed_fields(flags: ListFlags, listed: ListedBackup, *, own: bool) -> dict
 
 
 def _versions(entry: IndexEntry) -> str:
-    """API versions of source and backup; one if they are equal."""
+    """API versions of source and backup, one if they are equal; and the mode of keys, if it is not raw."""
     source, target = entry.api_version, entry.dst_api_version
-    return target.label if source in {None, target} else f"{source.label}->{target.label}"
+    versions = target.label if source in {None, target} else f"{source.label}->{target.label}"
+    return versions if entry.key_mode is KeyMode.RAW else f"{versions} {entry.key_mode.value}"
 
 
 def _listed_row(listed: ListedBackup) -> tuple[str, ...]:

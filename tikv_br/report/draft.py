@@ -127,10 +127,10 @@ class Draft:
         from tikv_br.storage.open import open_store
 
         try:
-            backup = BackupSet.open_any(open_store(self.place))
+            backup = BackupSet.open_any(open_store(self.place), key_mode=None)
+            return backup_facts(backup, self.place.redacted()), cells(backup), []
         except TikvBrError as problem:
             return None, (), [f"The report has no keyspace map: {problem.message}"]
-        return backup_facts(backup, self.place.redacted()), cells(backup), []
 
 
 @contextlib.contextmanager

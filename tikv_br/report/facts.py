@@ -196,7 +196,8 @@ def cells(backup: BackupSet, most: int = MAP_CELLS) -> tuple[Cell, ...]:
     if known:
         parts = merge_regions(known, most)
         return tuple(Cell(part.start.hex(), part.end.hex(), *_sizes(part), regions=part.regions) for part in parts)
-    by_file = [RegionPart(file.start_key, file.end_key, file.total_kvs, file.total_bytes) for file in backup.files]
+    sums = [pair.sums for pair in backup.pairs]
+    by_file = [RegionPart(file.start_key, file.end_key, file.total_kvs, file.total_bytes) for file in sums]
     parts = merge_regions(by_file, most)
     return tuple(Cell(part.start.hex(), part.end.hex(), *_sizes(part), files=part.regions) for part in parts)
 

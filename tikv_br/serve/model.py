@@ -79,6 +79,8 @@ class Backup:
     """Number of backups before it in its chain, in this storage."""
     engine: str
     api_version: str
+    key_mode: str
+    """``raw`` or ``txn``."""
     cluster_id: int
     scope: str
     """The same for backups of one cluster, version and ranges."""

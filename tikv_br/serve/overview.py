@@ -148,6 +148,7 @@ def _backup(
         depth=depth,
         engine=entry.engine,
         api_version=entry.dst_api_version.label,
+        key_mode=entry.key_mode.value,
         cluster_id=entry.cluster_id,
         scope=entry.scope,
         backup_ts=entry.backup_ts,

@@ -23,6 +23,7 @@ from tikv_br.dataflow.merge import scanned_ts
 from tikv_br.drill.history import REPORTS, PastDrill, read_past_drills
 from tikv_br.errors import TikvBrError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.gc.status import GcReport, read_report
 from tikv_br.redaction import redact
@@ -121,8 +122,9 @@ class BackupsSource:
 
 
 def can_have_window(entry: IndexEntry) -> bool:
-    """Return whether a log archive may continue a backup: its rows must have timestamps."""
-    return entry.dst_api_version is ApiVersion.V2 and bool(entry.backup_ts) and not entry.is_foreign
+    """Return whether a log archive may continue a backup: its rows must be of RawKV, and have timestamps."""
+    is_raw_v2 = entry.dst_api_version is ApiVersion.V2 and entry.key_mode is KeyMode.RAW
+    return is_raw_v2 and bool(entry.backup_ts) and not entry.is_foreign
 
 
 @dataclass(frozen=True, slots=True)

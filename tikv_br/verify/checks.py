@@ -6,12 +6,12 @@ Errors are raised only for what prevents a check, such as a storage or a cluster
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.files import FileEntry, FileKind, content_damage, verify_file_identity
+from tikv_br.backupset.files import FileEntry, FileKind, FilePair, content_damage, verify_file_identity
 from tikv_br.backupset.rows import kind_of
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
@@ -20,9 +20,9 @@ from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.errors import FormatError
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.storage.base import CHUNK_SIZE, ObjectSource, ObjectStore
+from tikv_br.storage.base import CHUNK_SIZE, ObjectSource, ObjectStore, exists
 from tikv_br.tasks.task import TaskContext
 from tikv_br.verify.options import Finding, Level
 
@@ -47,6 +47,7 @@ class FileJob:
 
     store: ObjectStore
     api_version: ApiVersion
+    key_mode: KeyMode
     level: Level
     """Level of the check: `Level.FILES` or `Level.DATA`."""
     expiry_recorded: bool
@@ -55,21 +56,22 @@ class FileJob:
     """True if files have tombstones, as those of incremental backups."""
 
 
-def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> TaskFindings:
-    """Read a file once as a whole, and check it at the job's level."""
+def check_part(job: FileJob, part: FilePair, context: TaskContext) -> TaskFindings:
+    """Read the files of a part once as a whole, and check them at the job's level."""
     try:
-        sst = HashedFile(job.store, file, lambda size: context.report(data_bytes=size))
-        rows, findings = 0, []
-        if job.level is Level.DATA:
-            rows, causes = _check_rows(job, file, sst)
-            findings = [Finding(file.name, cause, Level.DATA) for cause in causes]
-        findings = [Finding(file.name, cause, Level.FILES) for cause in _check_content(job, file, sst)] + findings
+        data = {file: HashedFile(job.store, file, lambda size: context.report(data_bytes=size)) for file in part.files}
+        rows, causes = _check_rows(job, part, data) if job.level is Level.DATA else (0, [])
+        findings = [
+            Finding(file.name, cause, Level.FILES) for file in data for cause in _check_content(job, file, data[file])
+        ]
     except StorageObjectMissing:
-        return TaskFindings((Finding(file.name, "was removed during the check", Level.FILES),))
+        gone = next((file for file in part.files if not exists(job.store, file.name)), part.file)
+        return TaskFindings((Finding(gone.name, "was removed during the check", Level.FILES),))
     except BackupDamaged as error:  # encrypted, but no IV is recorded
-        return TaskFindings((Finding(file.name, error.message, Level.FILES),))
+        return TaskFindings((Finding(part.file.name, error.message, Level.FILES),))
+    findings += [Finding(part.file.name, cause, Level.DATA) for cause in causes]
     context.report(keys=rows)
-    return TaskFindings(tuple(findings), sst.size, rows)
+    return TaskFindings(tuple(findings), sum(each.size for each in data.values()), rows)
 
 
 class HashedFile(ObjectSource):
@@ -112,15 +114,25 @@ def _check_content(job: FileJob, file: FileEntry, sst: HashedFile) -> Iterator[s
         yield error.message
 
 
-def _check_rows(job: FileJob, file: FileEntry, data: HashedFile) -> tuple[int, list[str]]:
+def _check_rows(job: FileJob, part: FilePair, data: Mapping[FileEntry, HashedFile]) -> tuple[int, list[str]]:
     """Check every row and their sums; returns the number of rows, and the causes of findings."""
-    codec = codec_of(job.api_version, file.key_range)
+    file = part.file
+    codec = codec_of(job.api_version, file.key_range, job.key_mode)
+    if codec.mode is KeyMode.TXN and file.cf != "write":  # the other file of the part is missing
+        return 0, []
     try:
-        sums = _sum_parquet(file, data, codec) if kind_of(file) is FileKind.PARQUET else _sum_sst(file, data, codec)
+        if codec.mode is KeyMode.TXN:
+            from tikv_br.verify.row_sums import sum_txn
+
+            sums = sum_txn(part, data, codec)
+        elif kind_of(file) is FileKind.PARQUET:
+            sums = _sum_parquet(file, data[file], codec)
+        else:
+            sums = _sum_sst(file, data[file], codec)
     except FormatError as error:
         return 0, [f"is damaged: {error}"]
     against = sums.against(
-        file,
+        part.sums,
         with_ts=codec.is_v2,  # some versions of TiKV reported meaningless ones of V1TTL files, which were recorded
         with_expiry=job.expiry_recorded,
         is_increment=job.is_increment,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tikv_br.backupset.files import Expiry, FileEntry
+from tikv_br.backupset.files import Expiry, FileEntry, FilePair
+from tikv_br.backupset.rows import value_check
 from tikv_br.dataflow.convert import expiry_of, join_expiry
 from tikv_br.formats import columns
 from tikv_br.formats.checksum import Checksum, checksum
-from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.errors import DamagedBytes, FormatError
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.mvcc import join
 from tikv_br.formats.rows import LiveFilter, from_storage, to_storage, within
+from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.reader import SstReader
 from tikv_br.formats.sst.source import RandomAccess
 
@@ -69,6 +72,33 @@ def sum_records(batches: Iterable[pa.RecordBatch], file: FileEntry, codec: KeyCo
             raise DamagedBytes("rows outside the file's range")
         sums.add(records, alive, codec.prefix)
     return sums
+
+
+def sum_txn(part: FilePair, data: Mapping[FileEntry, RandomAccess], codec: KeyCodec) -> RowSums:
+    """The sums of transactional rows, after checking every block and row of both files, and each record for its value.
+
+    Raises `FormatError` that names the file if it is that of values.
+    """
+    sums = RowSums()
+    values = () if part.values is None else _checked_rows(part.values, data[part.values], codec)
+    for records in join(_checked_rows(part.file, data[part.file], codec), values, codec.prefix):
+        sums.add(records, records, codec.prefix)
+    return sums
+
+
+def _checked_rows(file: FileEntry, data: RandomAccess, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
+    reader, count = SstReader(data), 0
+    try:
+        check_structure(
+            reader.table, codec, codec.bound(file.start_key), codec.bound(file.end_key), value_check(codec, file)
+        )
+        for rows in reader.batches():
+            yield rows
+            count += rows.num_rows
+        if count != reader.table.entries:
+            raise DamagedBytes(f"{count} rows, but the properties say {reader.table.entries}")
+    except FormatError as error:
+        raise error if file.cf == "write" else type(error)(f"{file.name}: {error}") from None
 
 
 class SummingReader(SstReader):

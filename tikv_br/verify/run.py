@@ -60,7 +60,7 @@ def verify(
     return VerifySummary(
         level=options.level.value,
         files=len(context.backup.files),
-        files_checked=len(context.chosen),
+        files_checked=sum(len(part.files) for part in context.parts),
         subset=str(options.subset),
         seed=options.seed,
         rows_checked=context.rows,

@@ -12,7 +12,7 @@ from tikv_br.backupset import backupmeta, layout, manifest
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.backupmeta import meta_content
 from tikv_br.backupset.coverage import require_disjoint
-from tikv_br.backupset.files import FileEntry, replaced_size_damage
+from tikv_br.backupset.files import FileEntry, FilePair, replaced_size_damage
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
@@ -27,6 +27,7 @@ from tikv_br.errors import (
     StorageObjectMissing,
     UsageError,
 )
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange, subtract
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step
@@ -34,7 +35,7 @@ from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, run_tasks
 from tikv_br.tasks.settings import check_settings
-from tikv_br.verify.checks import CompareJob, FileJob, TaskFindings, check_file, compare_with_cluster, name_of
+from tikv_br.verify.checks import CompareJob, FileJob, TaskFindings, check_part, compare_with_cluster, name_of
 from tikv_br.verify.options import Finding, Level, VerifyOptions
 
 SPARK_BYTES = 16 << 30
@@ -77,7 +78,7 @@ def read_records(store: ObjectStore) -> tuple[BackupSet | None, list[Finding]]:
     Raises `BackupNotFound`, `BackupUnsupported`, `CrypterMismatch` and `StorageError`.
     """
     try:
-        return BackupSet.open(store), []
+        return BackupSet.open(store, key_mode=None), []
     except BackupDamaged as error:
         damage = error.message
     findings: list[Finding] = []
@@ -97,8 +98,8 @@ def check_records(backup: BackupSet) -> Iterator[Finding]:
         require_disjoint(backup.ranges)
     except CoverageError as error:
         yield Finding(layout.META, f"has overlapping ranges: {error.message}", Level.META)
-    for before, file in pairwise(sorted(backup.files, key=lambda file: file.key_range)):
-        if not before.key_range.end or file.start_key < before.end_key:
+    for before, file in pairwise(sorted(backup.files, key=lambda file: (file.cf, file.key_range))):
+        if before.cf == file.cf and (not before.key_range.end or file.start_key < before.end_key):
             cause = f"its range {file.key_range} overlaps that of {before.name}, {before.key_range}"
             yield Finding(file.name, cause, Level.META)
     if backup.manifest is not None:
@@ -162,8 +163,8 @@ class VerifyContext:
     backup: BackupSet = field(init=False)
     present: list[FileEntry] = field(default_factory=list)
     """Files that exist with the recorded size."""
-    chosen: list[FileEntry] = field(default_factory=list)
-    """Files among `present` to read."""
+    parts: list[FilePair] = field(default_factory=list)
+    """Files among `present` to read; a file without the other one of its part is a part of its own."""
     foreign: list[str] = field(default_factory=list)
     """Objects at the path that no record names."""
     findings: list[Finding] = field(default_factory=list)
@@ -243,9 +244,12 @@ def list_objects(context: VerifyContext) -> None:
 
 def choose_files(context: VerifyContext) -> None:
     """Choose the files to read; missing files and those of another size are findings already."""
-    options = context.options
-    wanted = {file.name for file in options.subset.choose(context.backup.files, options.seed)}
-    context.chosen = [file for file in context.present if file.name in wanted]
+    options, pairs, present = context.options, context.backup.pairs, set(context.present)
+    wanted = set(options.subset.choose([pair.file for pair in pairs], options.seed))
+    for pair in pairs:
+        if pair.file in wanted:
+            whole = present.issuperset(pair.files)
+            context.parts += [pair] if whole else [FilePair(file) for file in pair.files if file in present]
 
 
 def check_files(context: VerifyContext) -> None:
@@ -254,26 +258,28 @@ def check_files(context: VerifyContext) -> None:
     job = FileJob(
         backup.store,
         backup.api_version,
+        backup.key_mode,
         options.level,
         expiry_recorded=backup.expiry_recorded,
         is_increment=backup.is_increment,
     )
-    size = sum(file.size for file in context.chosen)
-    where = choose_executor(options, size)
+    sizes = [sum(file.size for file in part.files) for part in context.parts]
+    where = choose_executor(options, sum(sizes))
     context.executor = where.executor
     context.session_seconds = run_tasks(
-        context.chosen,
-        partial(check_file, job),
+        context.parts,
+        partial(check_part, job),
         options=where,
         on_result=context.add_report,
-        name_of=lambda file: file.name,
+        name_of=lambda part: part.file.name,
         reporter=context.reporter,
-        planned_bytes=[file.size for file in context.chosen],
+        planned_bytes=sizes,
     )
 
 
 def check_fit(context: VerifyContext) -> None:
     """Check that the cluster has the backup's encoding and supports checksums."""
+    context.backup.require_mode(KeyMode.RAW)
     context.backup.require_full()
     cluster = context.clusters.get(context.cluster)
     cluster.info(context.reporter).require_encoding(context.backup.api_version)
@@ -284,7 +290,7 @@ def compare(context: VerifyContext) -> None:
     """Compare the cluster's checksums with the backup's."""
     backup = context.backup
     job = CompareJob(context.cluster, backup.store, backup.api_version, backup.expiry_recorded)
-    tasks = compare_tasks(backup.ranges, backup.files, context.chosen)
+    tasks = compare_tasks(backup.ranges, backup.files, [part.file for part in context.parts])
     where = choose_executor(context.options, 0)
     context.executor = where.executor
     context.session_seconds = run_tasks(

@@ -82,12 +82,12 @@ def test_damaged_backup_is_reported_and_keeps_its_entry(index: Index) -> None:
 
 
 def test_backups_of_other_tools_are_listed_as_such(index: Index) -> None:
-    """Go backups get an entry with the time of their backupmeta; transactional ones are a problem, not an entry."""
+    """Go backups get an entry with the time of their backupmeta; those of TiDB are a problem, not an entry."""
     shelve(index, "go")
     make_foreign(index.store_of("go"))
-    index.root.put("txn/backupmeta", brpb_pb2.BackupMeta(br_version="v8", is_txn_kv=True).SerializeToString())
+    index.root.put("tidb/backupmeta", brpb_pb2.BackupMeta(br_version="v8").SerializeToString())
     done = rebuild(index)
-    assert [(problem.path, type(problem.error)) for problem in done.problems] == [("txn", BackupUnsupported)]
+    assert [(problem.path, type(problem.error)) for problem in done.problems] == [("tidb", BackupUnsupported)]
     (listed,) = index.read()
     assert listed.entry.is_foreign
     assert (listed.entry.path, listed.entry.api_version, listed.entry.files) == ("go", None, 3)

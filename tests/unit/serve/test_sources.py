@@ -22,6 +22,7 @@ from tikv_br.backupset.index import Index
 from tikv_br.drill.history import past_drill_of, sealed
 from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.errors import StorageUnreachable, TikvBrError
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.serve.findings import OverviewLimits
@@ -145,10 +146,10 @@ def test_an_index_without_the_backups(tmp_path: Path) -> None:
     """A listed backup that cannot be opened is listed all the same, with the reason; without logs none is opened."""
     root = parse(str(tmp_path))
     index = Index(open_store(root))
-    for each in (entry("a", 2.0), entry("go", 1.0, engine="go")):
+    for each in (entry("a", 2.0), entry("go", 1.0, engine="go"), entry("txn", 0.5, key_mode=KeyMode.TXN)):
         index.add(each)
     found = BackupsSource(root, windows=True).read()
-    assert [each.entry.path for each in found.listed] == ["go", "a"]
+    assert [each.entry.path for each in found.listed] == ["txn", "go", "a"]
     ((name, problem),) = found.baselines.items()
     assert name == entry("a", 2.0).id
     assert isinstance(problem, str)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.serve.samples import HOUR_MS, NOW_MS, backups, entry, gc_report, healthy, overview, troubled
 from tikv_br.errors import StorageUnreachable, UsageError
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.serve.access import check_access, is_local_name, parse_status_url
 from tikv_br.serve.findings import AgeLimit, OverviewLimits
 from tikv_br.serve.model import Overview, ReadState, States
@@ -92,6 +93,15 @@ def test_the_page_has_what_the_overview_has() -> None:
     anchors = {value.removeprefix("#") for name, value in page.attributes if name == "href" and value.startswith("#")}
     assert anchors <= {value for name, value in page.attributes if name == "id"}
     assert page.tags.count("table") == len([each for each in page.attributes if each == ("role", "table")]) == 5
+
+
+def test_transactional_backups_are_marked() -> None:
+    """The page has the mode of their keys beside the API version; that of others has the version alone."""
+    found = replace(healthy(), backups=(backups(entry("raw", 2.0), entry("txn", 1.0, key_mode=KeyMode.TXN)),))
+    texts = Elements(ask(site(overview(found))).body).texts
+    assert (texts.count("v2"), texts.count("v2 txn")) == (1, 1)
+    shown = json.loads(ask(site(overview(found)), "/api/overview.json").body)
+    assert {each["path"]: each["key_mode"] for each in shown["storages"][0]["backups"]} == {"raw": "raw", "txn": "txn"}
 
 
 def test_hostile_names_stay_text() -> None:

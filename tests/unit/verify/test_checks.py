@@ -8,12 +8,13 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FilePair
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 from tikv_br.tasks.task import TaskContext, TaskMessage
-from tikv_br.verify.checks import FileJob, HashedFile, check_file
+from tikv_br.verify.checks import FileJob, HashedFile, check_part
 from tikv_br.verify.options import Level
 
 
@@ -37,8 +38,8 @@ def test_any_order_of_reads_gives_the_hash_of_the_whole(
 def check(folder: Path, file: FileEntry, level: Level = Level.FILES) -> list[tuple[str, Level]]:
     """Check one file of a V1 backup."""
     messages: list[TaskMessage] = []
-    job = FileJob(open_store(parse(str(folder))), ApiVersion.V1, level, expiry_recorded=False)
-    report = check_file(job, file, TaskContext(0, 0, messages.append))
+    job = FileJob(open_store(parse(str(folder))), ApiVersion.V1, KeyMode.RAW, level, expiry_recorded=False)
+    report = check_part(job, FilePair(file), TaskContext(0, 0, messages.append))
     return [(finding.cause, finding.level) for finding in report.findings]
 
 
