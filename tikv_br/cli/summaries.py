@@ -133,8 +133,9 @@ def show_point(out: Output, done: PointSummary) -> None:
 def show_restore_plan(out: Output, plan: RestorePlan) -> None:
     """The plan in full for machines, its beginning for people."""
     files = [
-        {"name": part.file.name, **_span(part), "total_kvs": part.file.total_kvs, "size": part.file.size}
+        {"name": file.name, **_span(part), "total_kvs": file.total_kvs, "size": file.size}
         for part in plan.parts
+        for file in part.files
     ]
     out.result(
         "plan",
@@ -150,11 +151,11 @@ def show_restore_plan(out: Output, plan: RestorePlan) -> None:
         },
     )
     rows = [
-        (part.file.name, part.target.start.hex() or "-", part.target.end.hex() or "-", human_bytes(part.file.size))
+        (part.file.name, part.target.start.hex() or "-", part.target.end.hex() or "-", human_bytes(part.totals.size))
         for part in plan.parts[:PLAN_ROWS]
     ]
     regions, splits = counted(plan.regions, "region"), counted(len(plan.splits), "split")
-    title = f"{counted(len(plan.parts), 'file')} into {regions}, after {splits}"
+    title = f"{counted(len(files), 'file')} into {regions}, after {splits}"
     out.table(("file", "from", "to", "stored"), rows, title=title)
 
 

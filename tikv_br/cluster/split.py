@@ -16,7 +16,7 @@ from tikv_br.cluster.region_errors import check_region_error
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import RequestRefused
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.retry import Backoff
 
 SPLIT_KEYS = 1024
@@ -83,8 +83,8 @@ def _split(
 ) -> list[Region]:
     request = kvrpcpb_pb2.SplitRegionRequest(
         context=region.context(codec.api_version, cluster.cluster_id),
-        split_keys=keys,  # not encoded: the store does that when is_raw_kv is set
-        is_raw_kv=True,
+        split_keys=keys,  # not encoded: the store does that
+        is_raw_kv=codec.mode is KeyMode.RAW,
     )
     answer = store.call(store.kv.SplitRegion, request)
     if _NOTHING_TO_SPLIT in answer.region_error.message:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, Totals, totals
 from tikv_br.cancellation import Cancellation, TaskCancelled, inherit, run_on_threads
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.compare.ranges import compare_range
@@ -21,6 +21,7 @@ from tikv_br.compare.sides import ClusterSide, FileRows
 from tikv_br.errors import ChecksumMismatch, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.formats.keys.text import show_key
@@ -34,19 +35,36 @@ class FilePart(NamedTuple):
     """A file of a backup, or a part of it, and the keys that its rows have in a cluster. Picklable."""
 
     file: FileEntry
+    """That of the column family ``write``, of transactional data."""
     span: KeyRange
     """RPC keys as in the file."""
     rewrite: Rewrite = UNCHANGED
+    values: FileEntry | None = None
+    """The file of the same range with the long values of transactional data; None = there are none."""
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The files in the order in which stores must ingest them: no commit without its value."""
+        return (self.file,) if self.values is None else (self.values, self.file)
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over the files, each as a whole."""
+        return totals(self.files)
 
     @property
     def target(self) -> KeyRange:
         """RPC keys as in the cluster."""
         return self.rewrite.range(self.span)
 
-    def rows(self, store: ObjectStore, api_version: ApiVersion) -> tuple[FileRows, KeyRange]:
-        """The rows of the file, and the range of user keys in a cluster of the same API version."""
-        source, target = (codec_of(api_version, span) for span in (self.file.key_range, self.target))
-        return FileRows(store, self.file, source, target, self.rewrite), target.user_range(self.target)
+    def rows(
+        self, store: ObjectStore, api_version: ApiVersion, cluster: KeyCodec | None = None
+    ) -> tuple[FileRows, KeyRange]:
+        """The rows of the files, and the range of user keys in a cluster, by default RawKV of the same API version."""
+        cluster = cluster or KeyCodec(api_version)
+        source = codec_of(api_version, self.file.key_range, cluster.mode)
+        target = codec_of(cluster.api_version, self.target, cluster.mode)
+        return FileRows(store, self.file, source, target, self.rewrite, self.values), target.user_range(self.target)
 
     def __str__(self) -> str:
         return self.file.name

@@ -107,6 +107,8 @@ class FileRows:
     target: KeyCodec
     """Codec of the cluster."""
     rewrite: Rewrite = UNCHANGED
+    values: FileEntry | None = None
+    """The file with the long values of transactional data."""
 
     def recorded(self, span: KeyRange) -> RecordedSums | None:
         """The recorded checksums of a range, if it is all of the file and the stores' checksums cover the same keys."""
@@ -123,7 +125,7 @@ class FileRows:
             return
         undeleted = LiveFilter()
         with file_errors(self.file):
-            for batch in read_rows(self.store, self.file, self.codec, self._stored_range(span)):
+            for batch in read_rows(self.store, self.file, self.codec, self._stored_range(span), self.values):
                 rows = self.rewrite.apply(undeleted.apply(batch), self.codec, self.target)
                 if rows.num_rows:
                     yield rows

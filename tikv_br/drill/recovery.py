@@ -129,7 +129,7 @@ def _compare_same_keys(context: DrillContext) -> Compared:
 def _compare_renamed_keys(context: DrillContext) -> Compared:
     """Compare rows that moved to another keyspace, which must hold nothing else. Raises as `_compare_same_keys`."""
     destination, backup = context.destination, context.backup
-    parts = choose_parts(backup.files, destination.restore_ranges(backup))
+    parts = choose_parts(backup.pairs, destination.restore_ranges(backup))
     cluster = context.clusters.get(destination.cluster)
     prover = BackupComparison(cluster, backup.store, backup.api_version, expiry_recorded=backup.expiry_recorded)
     found = prover.require_all_equal(parts, THREADS)

@@ -14,6 +14,7 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.compare.files import BackgroundComparison, FilePart
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.inspect import BackgroundInspection, FileFacts
@@ -84,9 +85,19 @@ class RestoreContext:
         return Via.UPLOAD if options.via is Via.AUTO and self.backup.file_kind is not FileKind.SST else options.via
 
     @property
+    def codec(self) -> KeyCodec:
+        """Converts keys of the target, in any keyspace, except from and to user keys."""
+        return KeyCodec(self.info.api_version, mode=self.backup.key_mode)
+
+    @property
+    def file_count(self) -> int:
+        """Number of files of all `parts`."""
+        return sum(len(part.files) for part in self.parts)
+
+    @property
     def resumed_files(self) -> int:
         """Number of files that an unfinished restore has completely restored."""
-        return len(self.parts) - len({part.file.name for part in self.todo})
+        return self.file_count - len({file.name for part in self.todo for file in part.files})
 
     def close(self) -> None:
         """End all background work; idempotent."""

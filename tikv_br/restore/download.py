@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tikv_br.backupset.files import FileEntry
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.pb import brpb_pb2, errorpb_pb2, import_sstpb_pb2
+from tikv_br.cluster.pb import brpb_pb2, errorpb_pb2, import_sstpb_pb2, metapb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.region_errors import RegionErrorSeen
 from tikv_br.cluster.regions import Peer, Region
@@ -23,7 +26,7 @@ from tikv_br.errors import (
     StorageUnreachable,
 )
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.rewrite import Rewrite, encoded_prefix
 from tikv_br.restore.options import Via
@@ -41,6 +44,9 @@ class IngestJob:
 
     cluster: ClusterConfig
     api_version: ApiVersion
+    """API version of the files."""
+    codec: KeyCodec
+    """That of the target, in any keyspace."""
     store: ObjectStore
     """Storage of the files, for this process."""
     via: Via
@@ -80,71 +86,65 @@ class Download:
 
     def __init__(self, cluster: Cluster, job: IngestJob, part: FilePart) -> None:
         self._cluster = cluster
-        self._codec = KeyCodec(job.api_version)
-        self._file = part.file
+        self._codec = job.codec
+        self._files = part.files
         self._rewrite = part.rewrite
-        self._rewrite_rule = _rewrite_rule(part.rewrite, job)
-        self._backend = brpb_pb2.StorageBackend.FromString(job.backend)
+        self._request = _request(part.rewrite, job)
         self._slow_seconds = job.slow_seconds
         self.downloads = 0
         """Requests to stores, one per replica."""
-        self._fetched: dict[tuple[bytes, int], import_sstpb_pb2.Range | None] = {}
-        self._cipher_info = brpb_pb2.CipherInfo.FromString(job.cipher_info)
 
-    def transfer(self, region: Region, meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
-        """Have the stores of all replicas keep the rows in ``span``; False when the file has no row there.
+    def transfer(self, region: Region, span: KeyRange) -> list[import_sstpb_pb2.SSTMeta]:
+        """Have the stores of all replicas keep the rows in ``span``; returns what they have of each file, if anything.
 
-        Completes ``meta`` with what the stores keep. Raises `RegionErrorSeen` and `ClusterUnreachable` where another try may
-        help, `BackupDamaged`, `StorageObjectMissing` and `StorageDenied` for what the stores say of the file, `StorageUnreachable`
-        where the storage fails them in another way, which may pass.
+        Raises `RegionErrorSeen` and `ClusterUnreachable` where another try may help, `BackupDamaged`, `StorageObjectMissing` and
+        `StorageDenied` for what the stores say of the file, `StorageUnreachable` where the storage fails them in another way, which
+        may pass.
         """
-        wanted = self._rewrite.storage_range(self._codec, span)
-        meta.range.CopyFrom(import_sstpb_pb2.Range(start=wanted.start, end=wanted.end))
-        meta.length, meta.end_key_exclusive, meta.cipher_iv = self._file.size, True, self._file.cipher_iv
-        self.downloads += sum((meta.uuid, peer.store_id) not in self._fetched for peer in region.peers)
+        metas = [self._meta(region, file, span) for file in self._files]
+        pairs = list(itertools.product(zip(self._files, metas, strict=True), region.peers))
+        self.downloads += len(pairs)
         download = inherit(self._download)
-        with ThreadPoolExecutor(len(region.peers)) as pool:
-            found = list(pool.map(lambda peer: download(peer, meta), region.peers))
-        if found[0] is None:
-            return False
-        meta.range.CopyFrom(found[0])
-        return True
+        with ThreadPoolExecutor(len(pairs)) as pool:
+            found = list(pool.map(lambda each: download(each[1], *each[0]), pairs))
+        kept = list(zip(metas, found[:: len(region.peers)], strict=True))
+        for meta, outermost in kept:
+            if outermost is not None:
+                meta.range.CopyFrom(outermost)
+        return [meta for meta, outermost in kept if outermost is not None]
 
-    def _download(self, peer: Peer, meta: import_sstpb_pb2.SSTMeta) -> import_sstpb_pb2.Range | None:
-        """Have one store fetch the file, once; the range that it found, or None when it holds no row of the part."""
-        asked = meta.uuid, peer.store_id
-        if asked not in self._fetched:
-            self._fetched[asked] = self._fetch(peer, meta)
-        return self._fetched[asked]
+    def _meta(self, region: Region, file: FileEntry, span: KeyRange) -> import_sstpb_pb2.SSTMeta:
+        meta = sst_meta(region, self._codec, file)
+        is_plain = self._request.request_type == import_sstpb_pb2.Keyspace
+        wanted = span if is_plain else self._rewrite.storage_range(self._codec, span)
+        meta.range.CopyFrom(import_sstpb_pb2.Range(start=wanted.start, end=wanted.end))
+        meta.length, meta.end_key_exclusive, meta.cipher_iv = file.size, True, file.cipher_iv
+        return meta
 
-    def _fetch(self, peer: Peer, meta: import_sstpb_pb2.SSTMeta) -> import_sstpb_pb2.Range | None:
+    def _download(self, peer: Peer, file: FileEntry, meta: import_sstpb_pb2.SSTMeta) -> import_sstpb_pb2.Range | None:
+        """Have one store fetch a file; the range that it found, or None when it holds no row of the part."""
         store = self._cluster.store(peer.store_id)
-        request = import_sstpb_pb2.DownloadRequest(
-            sst=meta,
-            name=self._file.name,
-            rewrite_rule=self._rewrite_rule,
-            storage_backend=self._backend,
-            is_raw_kv=True,
-            cipher_info=self._cipher_info,
-        )
+        request = import_sstpb_pb2.DownloadRequest(sst=meta, name=file.name)
+        request.MergeFrom(self._request)
         answer = store.download(request, extra_seconds=self._slow_seconds)
         if answer.HasField("error"):
-            raise self._classify_error(store, answer.error)
+            raise self._classify_error(store, file.name, answer.error)
         return None if answer.is_empty else answer.range
 
-    def _classify_error(self, store: StoreClient, error: import_sstpb_pb2.Error) -> Exception:
+    def _classify_error(self, store: StoreClient, name: str, error: import_sstpb_pb2.Error) -> Exception:
         """Classify a store's error by its message: there are no codes."""
         if error.HasField("store_error"):
             return RegionErrorSeen(error.store_error)
-        message = f"{store} cannot use {self._file.name}: {error.message}"
-        stripped = strip_names(error.message, self._backend, self._file.name)
+        message = f"{store} cannot use {name}: {error.message}"
+        backend = self._request.storage_backend
+        stripped = strip_names(error.message, backend, name)
         cause = _READ_FAILURE.sub("", stripped)
         if _DAMAGED.search(cause):
             return BackupDamaged(message)
         if _DENIED.search(cause):
             return StorageDenied(message, hint=_DENIED_HINT)
         if _MISSING.search(cause):
-            return StorageObjectMissing(message, hint=_LOCAL_HINT if self._backend.HasField("local") else None)
+            return StorageObjectMissing(message, hint=_LOCAL_HINT if backend.HasField("local") else None)
         if "maybe it's not a replica of this store" in cause:
             return RegionErrorSeen(errorpb_pb2.Error(message=message, region_not_found=errorpb_pb2.RegionNotFound()))
         if STORE_FULL in cause:
@@ -159,13 +159,34 @@ def disk_full(message: str, *store_ids: int) -> RegionErrorSeen:
     return RegionErrorSeen(errorpb_pb2.Error(message=message, disk_full=errorpb_pb2.DiskFull(store_id=store_ids)))
 
 
-def _rewrite_rule(rewrite: Rewrite, job: IngestJob) -> import_sstpb_pb2.RewriteRule | None:
-    """Return the rule by which a store rewrites keys and timestamps; None = not at all."""
-    if not rewrite.changes and not job.new_timestamp:
-        return None
-    old, new = (rewrite.old, rewrite.new) if rewrite.changes else (b"", b"")
-    return import_sstpb_pb2.RewriteRule(
-        old_key_prefix=encoded_prefix(job.api_version, old),
-        new_key_prefix=encoded_prefix(job.api_version, new),
-        new_timestamp=job.new_timestamp,
+def sst_meta(region: Region, codec: KeyCodec, file: FileEntry) -> import_sstpb_pb2.SSTMeta:
+    """A new meta for the rows of a file in a region: a store may still be at work on an older one."""
+    return import_sstpb_pb2.SSTMeta(
+        uuid=uuid.uuid4().bytes,
+        cf_name=file.cf,
+        region_id=region.id,
+        region_epoch=metapb_pb2.RegionEpoch(conf_ver=region.conf_ver, version=region.version),
+        total_kvs=file.total_kvs,
+        total_bytes=file.total_bytes,
+        api_version=codec.api_version.value,  # type: ignore[arg-type]
     )
+
+
+def _request(rewrite: Rewrite, job: IngestJob) -> import_sstpb_pb2.DownloadRequest:
+    """The fields that are the same for all stores and regions, with the rule by which a store rewrites keys and timestamps."""
+    is_raw = job.codec.mode is KeyMode.RAW
+    request = import_sstpb_pb2.DownloadRequest(
+        storage_backend=brpb_pb2.StorageBackend.FromString(job.backend),
+        is_raw_kv=is_raw,
+        cipher_info=brpb_pb2.CipherInfo.FromString(job.cipher_info),
+    )
+    if not rewrite.changes and not job.new_timestamp:
+        return request
+    old, new = (rewrite.old, rewrite.new) if rewrite.changes else (b"", b"")
+    if rewrite.changes and not is_raw:
+        request.request_type = import_sstpb_pb2.Keyspace  # keys and ranges are plain, of the new prefix
+    else:
+        old, new = (encoded_prefix(job.api_version, each) for each in (old, new))
+    rule = import_sstpb_pb2.RewriteRule(old_key_prefix=old, new_key_prefix=new, new_timestamp=job.new_timestamp)
+    request.rewrite_rule.CopyFrom(rule)
+    return request

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from tikv_br import cancellation
 from tikv_br.cluster.cluster import Cluster, ClusterPool
-from tikv_br.cluster.pb import import_sstpb_pb2, metapb_pb2
+from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.region_errors import RegionErrorSeen
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
@@ -20,7 +19,6 @@ from tikv_br.errors import (
     StorageObjectMissing,
     StorageUnreachable,
 )
-from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.restore.download import STORE_FULL, Download, IngestJob, disk_full
 from tikv_br.restore.options import Via
@@ -48,11 +46,8 @@ class Transfer(Protocol):
     downloads: int
     """Number of download requests for the file."""
 
-    def transfer(self, region: Region, meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
-        """Have the stores of all replicas keep the rows in ``span`` and complete ``meta``; False when nothing does.
-
-        After an error another try takes another ``meta``: a store may still be at work on this one.
-        """
+    def transfer(self, region: Region, span: KeyRange) -> list[import_sstpb_pb2.SSTMeta]:
+        """Have the stores of all replicas keep the rows in ``span``; returns what they have, in the order of the ingest."""
 
 
 def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> IngestResult:
@@ -71,7 +66,7 @@ def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> IngestR
     cancellation.check()
     if job.record is not None:
         job.record.add(part.span)
-    context.report(data_bytes=part.file.total_bytes, keys=part.file.total_kvs)
+    context.report(data_bytes=part.totals.total_bytes, keys=part.totals.total_kvs)
     return result
 
 
@@ -88,18 +83,17 @@ def _ingest(
 ) -> IngestResult:
     work = _Ingestion(cluster, job, part, way(cluster, job, part))
     regions = sum(1 for _region in work.regions())
-    return IngestResult(regions=regions, uploaded=int(work.uploads), downloads=work.downloads)
+    return IngestResult(regions=regions, uploaded=len(part.files) if work.uploads else 0, downloads=work.downloads)
 
 
 @dataclass(slots=True)
-class _StagedSst:
-    """Transfer of one span to the stores of one region, for its current epoch."""
+class _StagedSsts:
+    """What the stores of one region have of one span, for its current epoch."""
 
     place: tuple[int, int, int, KeyRange]
     """Id, conf_ver and version of the region, and the span."""
-    meta: import_sstpb_pb2.SSTMeta
-    found: bool | None = None
-    """True if the file has rows there; None until all stores have answered."""
+    metas: list[import_sstpb_pb2.SSTMeta]
+    """What is left to ingest, in this order."""
 
 
 class _Ingestion:
@@ -107,14 +101,13 @@ class _Ingestion:
         self._cluster = cluster
         self._job = job
         self._part = part
-        self._codec = KeyCodec(job.api_version)
-        self._file = part.file
+        self._codec = job.codec
         self._span = part.target
         self._transfer = transfer
         self._fetches = 0
         self._regions_done = 0
         self._earlier_downloads = 0
-        self._staged: _StagedSst | None = None
+        self._staged: _StagedSsts | None = None
         self._storage_patience = job.store.location.patience
 
     @property
@@ -143,7 +136,7 @@ class _Ingestion:
 
         Rides out an outage of the storage that the stores read.
         """
-        what, bound = f"ingest {self._file.name}", self._codec.bound(rest.start)
+        what, bound = f"ingest {self._part}", self._codec.bound(rest.start)
         end = self._cluster.regions.locate(bound).end
         outage = Backoffer(what, patience_policy(self._storage_patience))
         while True:
@@ -159,19 +152,19 @@ class _Ingestion:
                     raise
 
     def _ingest_region(self, region: Region, leader: StoreClient, rest: KeyRange) -> Region:
-        """Transfer the rows to every replica of a region, then ingest them at the leader."""
+        """Transfer the rows to every replica of a region, then ingest them at the leader. Another epoch begins with the first file."""
         here = KeyRange(self._codec.from_bound(region.start), self._codec.from_bound(region.end))
-        held = self._stage(region, intersection(rest, here))
-        if held.found is None:
-            self._staged = None  # until all have answered: two downloads of one name at one store would conflict
+        span = intersection(rest, here)
+        place = region.id, region.conf_ver, region.version, span
+        if self._staged is None or self._staged.place != place:
+            self._staged = None
             if self._job.via is Via.AUTO and not self.uploads and self._spans_many_regions(rest):
                 self._earlier_downloads = self.downloads
                 self._transfer = Upload(self._cluster, self._job, self._part)
-            held.found = self._transfer.transfer(region, held.meta, held.place[-1])
+            self._staged = _StagedSsts(place, self._transfer.transfer(region, span))
             self._fetches += 1
-            self._staged = held
-        if held.found:
-            self._ingest_at_leader(region, leader, held)
+        while self._staged.metas:
+            self._ingest_at_leader(region, leader, self._staged)
         return region
 
     def _spans_many_regions(self, rest: KeyRange) -> bool:
@@ -187,30 +180,14 @@ class _Ingestion:
                 return False
         return True
 
-    def _stage(self, region: Region, span: KeyRange) -> _StagedSst:
-        """Return the state of an earlier attempt for the same span and epoch, or a new one."""
-        place = region.id, region.conf_ver, region.version, span
-        if self._staged is None or self._staged.place != place:
-            self._staged = _StagedSst(place, self._meta(region))
-        return self._staged
-
-    def _ingest_at_leader(self, region: Region, leader: StoreClient, held: _StagedSst) -> None:
+    def _ingest_at_leader(self, region: Region, leader: StoreClient, staged: _StagedSsts) -> None:
         self._staged = None  # a replica that has started the ingest does not have the file any more
         context = region.context(self._codec.api_version, self._cluster.cluster_id)
-        answer = leader.ingest(import_sstpb_pb2.IngestRequest(context=context, sst=held.meta))
+        answer = leader.ingest(import_sstpb_pb2.IngestRequest(context=context, sst=staged.metas[0]))
         if answer.HasField("error"):
             refusal = RegionErrorSeen(answer.error)
             if refusal.kind in _NOT_STARTED:
-                self._staged = held
+                self._staged = staged
             raise disk_full(STORE_FULL, leader.store.id) if STORE_FULL in answer.error.message else refusal
-
-    def _meta(self, region: Region) -> import_sstpb_pb2.SSTMeta:
-        return import_sstpb_pb2.SSTMeta(
-            uuid=uuid.uuid4().bytes,
-            cf_name="default",
-            region_id=region.id,
-            region_epoch=metapb_pb2.RegionEpoch(conf_ver=region.conf_ver, version=region.version),
-            total_kvs=self._file.total_kvs,
-            total_bytes=self._file.total_bytes,
-            api_version=self._codec.api_version.value,  # type: ignore[arg-type]
-        )
+        del staged.metas[0]
+        self._staged = staged

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from tikv_br import cancellation
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry, FileKind
-from tikv_br.backupset.rows import file_errors, kind_of, open_file, value_check
+from tikv_br.backupset.rows import count_fences, file_errors, kind_of, open_file, value_check
 from tikv_br.cancellation import Cancellation, inherit
 from tikv_br.errors import BackupDamaged
-from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
 from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.table import EndKeys, Table
@@ -40,9 +39,13 @@ class FileFacts:
     """Facts from a file's own metadata."""
 
     max_ts: int
-    """Largest known ts of its rows; 0 before V2."""
+    """Largest known ts of its rows; 0 if they have none."""
     cuts: tuple[bytes, ...] = ()
     """RPC keys that divide the file into pieces of about equal size; may be empty."""
+    rows: int = 0
+    """Stored rows."""
+    fences: int = 0
+    """Rows of transactions that readers of another cluster take for deleted."""
 
 
 def inspect_files(
@@ -115,21 +118,26 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: i
         backup.verify_content(file, pieces)
     inspect = _inspect_parquet if kind_of(file) is FileKind.PARQUET else _inspect_sst
     with file_errors(file):
-        rows, inspected = inspect(backup, file, min(pieces, file.total_bytes // PIECE_BYTES))
-    if rows != file.total_kvs:
-        raise BackupDamaged(f"{file.name} has {rows} rows, but the backup recorded {file.total_kvs}")
+        inspected = inspect(backup, file, min(pieces, file.total_bytes // PIECE_BYTES))
+    if file.cf == "default" and inspected.rows != file.total_kvs:
+        raise rows_differ(file, inspected.rows, file.total_kvs)
     return inspected
 
 
-def _inspect_sst(backup: BackupSet, file: FileEntry, pieces: int) -> tuple[int, FileFacts]:
-    """The number of rows by the file's metadata, and its facts."""
+def rows_differ(file: FileEntry, rows: int, recorded: int) -> BackupDamaged:
+    """The error for a file with another number of rows than recorded."""
+    return BackupDamaged(f"{file.name} has {rows} rows, but the backup recorded {recorded}")
+
+
+def _inspect_sst(backup: BackupSet, file: FileEntry, pieces: int) -> FileFacts:
     codec = KeyCodec(backup.api_version, mode=backup.key_mode)
     table = Table(open_file(backup.store, file))
     ends = check_structure(
         table, codec, codec.bound(file.start_key), codec.bound(file.end_key), value_check(codec, file)
     )
     cuts = _cuts(table.index.separators, codec, file, pieces)
-    return table.entries, FileFacts(_max_ts(file, ends, table.properties, codec), cuts)
+    fences = count_fences(backup.store, file) if file.cf == "write" else 0
+    return FileFacts(_max_ts(file, ends, table.properties, codec), cuts, table.entries, fences)
 
 
 def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces: int) -> tuple[bytes, ...]:
@@ -137,21 +145,21 @@ def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces:
     found = set()
     for number in range(1, pieces):
         key = separators[number * len(separators) // pieces][len(DATA_PREFIX) :]
-        if codec.is_v2:
+        if codec.is_encoded:
             key = b"".join(key[at : at + GROUP] for at in range(0, len(key), ENCODED_GROUP))
         if key > file.start_key and (not file.end_key or key < file.end_key):
             found.add(key)
     return tuple(sorted(found))
 
 
-def _inspect_parquet(backup: BackupSet, file: FileEntry, _pieces: int) -> tuple[int, FileFacts]:
+def _inspect_parquet(backup: BackupSet, file: FileEntry, _pieces: int) -> FileFacts:
     from tikv_br.formats.parquet import ParquetReader
 
-    return ParquetReader(open_file(backup.store, file)).rows, FileFacts(file.max_ts)
+    return FileFacts(file.max_ts, rows=ParquetReader(open_file(backup.store, file)).rows)
 
 
 def _max_ts(file: FileEntry, ends: EndKeys, properties: dict[str, bytes], codec: KeyCodec) -> int:
-    if codec.api_version is not ApiVersion.V2:
+    if not codec.is_encoded:
         return 0
     if file.max_ts:
         return file.max_ts

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.restore.inspect import FileCheck
 from tikv_br.resume_options import MAY_CHANGE, compared_as
@@ -91,4 +92,6 @@ class RestoreOptions:
     lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
     """Seconds to wait for another restore of the same backup into the same cluster."""
     dry_run: bool = field(default=False, metadata=MAY_CHANGE)
+    key_mode: KeyMode = field(default=KeyMode.RAW, metadata=MAY_CHANGE)
+    """Mode of the data; of the options above, transactional data do not know `Mode.PUT`, `rewrite_prefix` and `allow_followers`."""
     executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"), metadata=MAY_CHANGE)

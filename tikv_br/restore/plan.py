@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FilePair
 from tikv_br.compare.files import FilePart
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
@@ -59,31 +59,31 @@ class RestorePlan:
     @property
     def total_kvs(self) -> int:
         """Rows of the remaining files, counting each as a whole."""
-        return sum(part.file.total_kvs for part in self.parts)
+        return sum(part.totals.total_kvs for part in self.parts)
 
     @property
     def total_bytes(self) -> int:
         """Bytes of keys and values of those files, before encoding and compression."""
-        return sum(part.file.total_bytes for part in self.parts)
+        return sum(part.totals.total_bytes for part in self.parts)
 
     @property
     def size(self) -> int:
         """Stored bytes of those files, which each replica's store downloads."""
-        return sum(part.file.size for part in self.parts)
+        return sum(part.totals.size for part in self.parts)
 
 
-def choose_parts(files: Iterable[FileEntry], wanted: Sequence[RestoreRange]) -> list[FilePart]:
-    """The parts of ``files`` within ``wanted``, whose ranges must not overlap, in key order."""
+def choose_parts(pairs: Iterable[FilePair], wanted: Sequence[RestoreRange]) -> list[FilePart]:
+    """The parts of files within ``wanted``, whose ranges must not overlap, in key order."""
     ordered = sorted(wanted, key=lambda each: each.span)
     starts = [each.span.start for each in ordered]
     parts: list[FilePart] = []
-    for file in files:
+    for file, values in pairs:
         for at in range(max(bisect.bisect_right(starts, file.start_key) - 1, 0), len(ordered)):
             if file.end_key and starts[at] >= file.end_key:
                 break
             span = intersection(file.key_range, ordered[at].span)
             if not span.is_empty:
-                parts.append(FilePart(file, span, ordered[at].rewrite))
+                parts.append(FilePart(file, span, ordered[at].rewrite, values))
     return sorted(parts, key=lambda part: part.span)
 
 
@@ -109,8 +109,9 @@ def split_keys(parts: Sequence[FilePart], region_bytes: int = REGION_BYTES) -> l
     keys: list[bytes] = []
     held = 0
     for part in parts:
-        if held and held + part.file.total_bytes > region_bytes:
+        size = part.totals.total_bytes
+        if held and held + size > region_bytes:
             keys.append(part.target.start)
             held = 0
-        held += part.file.total_bytes
+        held += size
     return keys

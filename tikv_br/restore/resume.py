@@ -47,7 +47,7 @@ def find_resumable_restore(context: RestoreContext) -> None:
     context.reporter(
         Notice(
             f"resuming the restore that began {began}: "
-            f"{context.resumed_files} of {len(context.parts)} files are restored"
+            f"{context.resumed_files} of {context.file_count} files are restored"
         )
     )
 

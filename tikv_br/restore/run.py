@@ -16,6 +16,7 @@ from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
 from tikv_br.cluster.ingest_announcer import finish_killed
 from tikv_br.errors import ClusterError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
@@ -23,6 +24,7 @@ from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.record import check_none_running, import_mode_records, remove_all, restore_ids, schedulers_of
 from tikv_br.restore.steps import check_fit, connect, plan, read_backup, restore_steps
 from tikv_br.restore.target import check_target
+from tikv_br.restore.txn import txn_restore_steps
 from tikv_br.steps import run_steps
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -85,11 +87,12 @@ def restore(
     began = time.monotonic()
     context = RestoreContext(options, reporter)
     with context.clusters, contextlib.closing(context):
-        timings = run_steps(restore_steps(options), context, reporter, clean_up)
+        steps = restore_steps if options.key_mode is KeyMode.RAW else txn_restore_steps
+        timings = run_steps(steps(options), context, reporter, clean_up)
     seconds = time.monotonic() - began
     if context.plan is not None:
         on_plan(context.plan)
-    sums = totals(part.file for part in context.parts)
+    sums = totals(part.totals for part in context.parts)
     rows, size = sums.total_kvs, sums.total_bytes
     if context.found is not None:
         rows, size = context.found.total_kvs, context.found.total_bytes
@@ -108,7 +111,7 @@ def restore(
         api_version=source.label,
         dst_api_version=context.backup.api_version.label,
         engine=options.mode.value,
-        files=len(context.parts),
+        files=context.file_count,
         resumed_files=context.resumed_files,
         regions=context.done.regions,
         expired_kvs=context.done.expired,

@@ -6,13 +6,14 @@ Ingested rows stay in the target when a restore fails: the same command resumes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
+from typing import TypeAlias
 
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of, keyspace_codec
+from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster import versions
 from tikv_br.errors import (
@@ -23,7 +24,7 @@ from tikv_br.errors import (
     StorageReadOnly,
     UsageError,
 )
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, intersection
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite
 from tikv_br.progress_events import Notice
@@ -50,7 +51,7 @@ from tikv_br.restore.resume import (
 )
 from tikv_br.restore.target import check_files, check_target_beside_files, look_for_rows
 from tikv_br.restore.transfer import ingest, lift_limit, limit_downloads, or_notice, put, split, while_locked
-from tikv_br.steps import FunctionStep, Step
+from tikv_br.steps import FunctionStep
 from tikv_br.storage.credentials import KEY_IN_CLEAR
 from tikv_br.storage.open import open_store
 
@@ -59,12 +60,12 @@ def plan(context: RestoreContext) -> None:
     """Choose the wanted parts of the files. Raises `UsageError` where there are none, or no store can rename them so."""
     options, backup = context.options, context.backup
     rewriting = bool(options.to_keyspace) or options.rewrite_prefix != (b"", b"")
-    partial = options.span != EVERY_KEY or rewriting or options.keyspace is not None
-    moved_to = _keyspace(context)
+    moved_to = _moved_to(context)
+    partial = options.span != EVERY_KEY or rewriting or options.keyspace is not None or moved_to is not None
     for whole in backup.ranges:
         span, rewrite = whole, UNCHANGED
         if partial:
-            codec = codec_of(backup.api_version, whole)
+            codec = backup.codec_of(whole)
             if options.keyspace not in {None, codec.keyspace_id}:
                 continue
             span = intersection(span, codec.rpc_range(options.span))
@@ -77,17 +78,17 @@ def plan(context: RestoreContext) -> None:
             "the backup contains no part of the requested range",
             hint="Check the ranges that the backup covers in its manifest.",
         )
-    if options.to_keyspace and len({each.rewrite.old for each in context.wanted}) > 1:
+    if moved_to is not None and len({each.rewrite.old for each in context.wanted}) > 1:
         raise UsageError(
-            "--to-keyspace: the backup has several keyspaces, which cannot be restored into one",
+            f"{'--to-keyspace: ' if moved_to.is_v2 else ''}the backup has several keyspaces, which cannot be restored into one",
             hint="Choose one with --keyspace.",
         )
-    context.parts = choose_parts(backup.files, context.wanted)
+    context.parts = choose_parts(backup.pairs, context.wanted)
 
 
 def plan_changes(context: RestoreContext) -> None:
     """Make the plan of a dry run; asks PD for the target's regions."""
-    codec, pd = KeyCodec(context.backup.api_version), context.cluster.pd
+    codec, pd = context.codec, context.cluster.pd
     bounds = [(codec.bound(each.target.start), codec.bound(each.target.end)) for each in context.wanted]
     splits = {codec.bound(key): key for key in split_keys(context.todo, context.options.region_bytes)}
     regions: set[int] = set()
@@ -103,18 +104,23 @@ def plan_changes(context: RestoreContext) -> None:
     )
 
 
-def _keyspace(context: RestoreContext) -> KeyCodec | None:
-    """The keyspace to move to, by id or by name; None = none was asked for."""
-    wanted = context.options.to_keyspace
-    if not wanted:
+def _moved_to(context: RestoreContext) -> KeyCodec | None:
+    """The keyspace to move to, by id or by name, or the keys of a cluster without keyspaces; None = keys stay as they are."""
+    wanted, target = context.options.to_keyspace, context.codec
+    if wanted:
+        keyspace_id = context.cluster.pd.keyspace_id(wanted)
+        return keyspace_codec(target.api_version, keyspace_id, "--to-keyspace", mode=target.mode)
+    if target.api_version is context.backup.api_version:
         return None
-    return keyspace_codec(context.info.api_version, context.cluster.pd.keyspace_id(wanted), "--to-keyspace")
+    if target.is_v2:
+        raise UsageError("the backup has no keyspaces, but the cluster does", hint="Choose one with --to-keyspace.")
+    return target
 
 
 def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rewrite:
     old, new = context.options.rewrite_prefix
     rewrite = Rewrite.of(source, old, target, new)
-    by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD
+    by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD and source.mode is KeyMode.RAW
     if by_stores and not can_stores_rewrite(source.api_version, rewrite):
         raise UsageError(
             f"--rewrite-prefix: in API V2 stores can only replace a prefix by one whose length is equal or differs by a multiple of 8; "
@@ -168,29 +174,17 @@ FIRST_CHANGE = "save the restore checkpoint"
 """The step before which no row of the target changes; a dry run ends there."""
 
 
-def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
-    """The runbook. A dry run ends before the first change."""
-    checks = [
-        FunctionStep("connect", connect),
-        FunctionStep("read the backup", read_backup),
-        FunctionStep("check that backup and cluster match", check_fit),
-        FunctionStep("plan", plan),
-        *(
-            []
-            if options.dry_run
-            else [FunctionStep("acquire the restore lock", acquire_restore_lock, release_restore_lock)]
-        ),
-        FunctionStep("look for a resumable restore", find_resumable_restore),
-        *([] if options.dry_run else [FunctionStep("clean up after an interrupted restore", clean_up_interrupted)]),
-        FunctionStep("check the target", check_target_beside_files),
-        FunctionStep("check every file", check_files),
-        FunctionStep("look for rows", look_for_rows),
-    ]
+RestoreStep: TypeAlias = FunctionStep[RestoreContext]
+
+
+def restore_steps(options: RestoreOptions) -> list[RestoreStep]:
+    """The runbook of RawKV data. A dry run ends before the first change."""
+    checks = first_steps(options, FunctionStep("check that backup and cluster match", check_fit))
     changes = [
         FunctionStep(FIRST_CHANGE, while_locked(save_checkpoint)),
         FunctionStep("split and scatter", while_locked(split)),
     ]
-    end = [FunctionStep("release the restore lock", release_restore_lock)]
+    end = []
     if options.mode is Mode.PUT:
         checks.append(FunctionStep("check for followers", report_followers))
         changes.append(FunctionStep("put", while_locked(put)))
@@ -200,26 +194,54 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
             FunctionStep("check for followers", check_followers),
         ]
         changes.insert(0, FunctionStep("announce the ingest", while_locked(announce), abandon_announcement))
-        end.insert(0, FunctionStep("announce its end", finish_announcement))
-        limit = [FunctionStep("set the download limit", limit_downloads, lift_limit)]
-        lift = [FunctionStep("lift the download limit", or_notice(lift_limit))] if options.rate_limit else []
-        if options.import_mode:
-            limit.append(FunctionStep("enter import mode", while_locked(enter_import_mode), leave_import_mode))
-            lift.append(FunctionStep("leave import mode", or_notice(leave_import_mode)))
-        changes += [
-            *limit,
-            FunctionStep("ingest", while_locked(ingest)),
-            *lift,
-            FunctionStep("flush timestamps", flush_restored),
-        ]
+        changes += [*ingest_steps(options), FunctionStep("flush timestamps", flush_restored)]
+        end.append(FunctionStep("announce its end", finish_announcement))
     if options.checksum:
         changes.append(FunctionStep("compare checksums", compare))
-    changes = [replace(line, action=_unless_restored(line.action)) for line in changes]
+    return runbook(options, checks, changes, end)
+
+
+def first_steps(options: RestoreOptions, fit: RestoreStep, *before_target: RestoreStep) -> list[RestoreStep]:
+    """The steps that every restore begins with, ``fit`` before the plan, and others before the check of the target."""
+    lock = FunctionStep("acquire the restore lock", acquire_restore_lock, release_restore_lock)
+    clean_up = FunctionStep("clean up after an interrupted restore", clean_up_interrupted)
+    return [
+        FunctionStep("connect", connect),
+        FunctionStep("read the backup", read_backup),
+        fit,
+        FunctionStep("plan", plan),
+        *([] if options.dry_run else [lock]),
+        FunctionStep("look for a resumable restore", find_resumable_restore),
+        *([] if options.dry_run else [clean_up]),
+        *before_target,
+        FunctionStep("check the target", check_target_beside_files),
+        FunctionStep("check every file", check_files),
+        FunctionStep("look for rows", look_for_rows),
+    ]
+
+
+def ingest_steps(options: RestoreOptions) -> list[RestoreStep]:
+    """The steps from the download limit to its end."""
+    limit = [FunctionStep("set the download limit", limit_downloads, lift_limit)]
+    lift = [FunctionStep("lift the download limit", or_notice(lift_limit))] if options.rate_limit else []
+    if options.import_mode:
+        limit.append(FunctionStep("enter import mode", while_locked(enter_import_mode), leave_import_mode))
+        lift.append(FunctionStep("leave import mode", or_notice(leave_import_mode)))
+    return [*limit, FunctionStep("ingest", while_locked(ingest)), *lift]
+
+
+def runbook(
+    options: RestoreOptions,
+    checks: list[RestoreStep],
+    changes: list[RestoreStep],
+    end: Iterable[RestoreStep] = (),
+) -> list[RestoreStep]:
+    """All steps: ``changes`` are left out by a dry run, and where the target already holds the backup."""
     if options.dry_run:
         return [*checks, FunctionStep("plan the changes", plan_changes)]
-    *announced, release = end
+    changes = [replace(line, action=_unless_restored(line.action)) for line in changes]
     delete = FunctionStep("delete the restore checkpoint", while_locked(delete_checkpoint))
-    return [*checks, *changes, *announced, delete, release]
+    return [*checks, *changes, *end, delete, FunctionStep("release the restore lock", release_restore_lock)]
 
 
 def _unless_restored(action: Callable[[RestoreContext], object]) -> Callable[[RestoreContext], None]:
@@ -239,7 +261,7 @@ def connect(context: RestoreContext) -> None:
 def read_backup(context: RestoreContext) -> None:
     """Read the backup's own records."""
     options = context.options
-    context.backup = BackupSet.open(open_store(options.storage))
+    context.backup = BackupSet.open(open_store(options.storage), options.key_mode)
     context.backup.require_full()
     stores_decrypt = options.mode is Mode.INGEST and options.via is not Via.UPLOAD
     if stores_decrypt and options.storage.crypter.encrypts and options.cluster.tls.ca is None:

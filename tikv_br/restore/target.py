@@ -6,12 +6,14 @@ import time
 
 from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
 from tikv_br.backupset.rows import has_rows
-from tikv_br.cluster.cluster import first_rpc_key
+from tikv_br.cluster.cluster import Cluster, first_rpc_key
+from tikv_br.cluster.txnkv import first_txn_key
 from tikv_br.compare.files import BackupComparison
 from tikv_br.errors import (
     ChecksumMismatch,
     TargetNotEmpty,
 )
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, subtract
 from tikv_br.formats.keys.text import show_both
 from tikv_br.progress_events import Notice
@@ -41,24 +43,31 @@ def check_target(context: RestoreContext) -> None:
     if context.options.allow_overwrite or context.already_restored:
         return
     for span in subtract((each.target for each in context.wanted), may_hold_rows(context)):
-        codec = codec_of(context.backup.api_version, span)
-        first = first_rpc_key(context.cluster, codec.keyspace_id, span)
+        codec = codec_of(context.codec.api_version, span, context.codec.mode)
+        first = _first_key(context.cluster, codec, span)
         if first is None:
             continue
         if context.checkpoint is None and _holds_backup(context):
             context.already_restored, context.todo = True, []
             context.reporter(Notice("The target already holds this backup; nothing to do."))
             return
-        where = describe_ranges(context.backup.api_version, [span])
+        where = describe_ranges(codec.api_version, [span], codec.mode)
         raise TargetNotEmpty(
             f"the target is not empty in the range {where}: its first key there is {show_both(codec.user_key(first))}"
         )
 
 
+def _first_key(cluster: Cluster, codec: KeyCodec, span: KeyRange) -> bytes | None:
+    """The first RPC key of a row in a range, or None."""
+    if codec.mode is KeyMode.TXN:
+        return first_txn_key(cluster, span, cluster.pd.tso())
+    return first_rpc_key(cluster, codec.keyspace_id, span)
+
+
 def check_target_beside_files(context: RestoreContext) -> None:
     """Check the target while the files are inspected in the background: neither needs the other."""
     options = context.options
-    files = list({part.file.name: part.file for part in context.todo}.values())
+    files = list({file.name: file for part in context.todo for file in part.files}.values())
     context.inspection = BackgroundInspection(context.backup, files, options.file_check, options.concurrency)
     check_target(context)
     context.overlap_seconds["check every file"] = context.inspection.seconds_until(time.monotonic())
@@ -105,4 +114,4 @@ def look_for_rows(context: RestoreContext) -> None:
     explicit = options.span != EVERY_KEY or options.keyspace is not None or options.rewrite_prefix != (b"", b"")
     spans = [each.span for each in context.wanted]
     if explicit and not options.allow_empty and not has_rows(backup, spans):
-        raise nothing_matched("the backup", backup.api_version, spans)
+        raise nothing_matched("the backup", backup.api_version, spans, backup.key_mode)

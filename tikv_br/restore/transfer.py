@@ -15,7 +15,6 @@ from tikv_br.errors import (
     BackupDamaged,
     ClusterError,
 )
-from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext
@@ -60,10 +59,11 @@ def ingest(context: RestoreContext) -> None:
     options, backup, tasks = context.options, context.backup, len(context.todo)
     limit = RateLimit(options.rate_limit)
     executor = options.executor.executor if options.executor.executor != "auto" else choose_executor(tasks)
-    largest = max((part.file.size for part in context.todo), default=0)
+    largest = max((part.totals.size for part in context.todo), default=0)
     job = IngestJob(
         cluster=options.cluster,
         api_version=backup.api_version,
+        codec=context.codec,
         store=backup.store,
         via=context.via,
         backend=_backend(context),
@@ -111,7 +111,7 @@ def _run(context: RestoreContext, transfer: Callable[[FilePart, TaskContext], In
             name_of=str,
             reporter=context.reporter,
             shared=[context.clusters],
-            planned_bytes=[part.file.total_bytes for part in parts],
+            planned_bytes=[part.totals.total_bytes for part in parts],
         )
     except BackupDamaged as error:
         error.hint = (
@@ -136,8 +136,8 @@ SCATTER_SECONDS = 60.0
 
 def split(context: RestoreContext) -> None:
     """Split the target into regions of about 96 MiB, and scatter them so that all stores ingest at once."""
-    codec = KeyCodec(context.backup.api_version)
-    context.regions_made = split_at(context.cluster, codec, split_keys(context.todo, context.options.region_bytes))
+    keys = split_keys(context.todo, context.options.region_bytes)
+    context.regions_made = split_at(context.cluster, context.codec, keys)
     if not context.regions_made:
         return
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from tikv_br import cancellation
 from tikv_br.backupset.coverage import codec_of
@@ -21,9 +21,9 @@ from tikv_br.compare.files import FilePart
 from tikv_br.errors import (
     RequestRefused,
 )
-from tikv_br.formats.keys.codec import DATA_PREFIX
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.restore.download import STORE_FULL, IngestJob, disk_full
+from tikv_br.restore.download import STORE_FULL, IngestJob, disk_full, sst_meta
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +61,43 @@ class _RowCursor:
                 return
 
 
+class _TemporarySst:
+    """An SST in a temporary file, as a context manager."""
+
+    def __init__(self) -> None:
+        from tikv_br.formats.sst.writer import SstWriter
+
+        self.file = tempfile.TemporaryFile(prefix="tikv-br-")  # noqa: SIM115 - closed by `__exit__`
+        self._writer = SstWriter(self._write)
+        self._crc32 = 0
+        self._is_empty = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.file.close()
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Add rows of ``STORAGE_SCHEMA``."""
+        self._writer.append(rows)
+        self._is_empty = self._is_empty and not rows.num_rows
+
+    def finish(self, meta: import_sstpb_pb2.SSTMeta) -> bool:
+        """Complete the file and its meta; False when there are no rows."""
+        if self._is_empty:
+            return False
+        start, end = (key[len(DATA_PREFIX) :] for key in self._writer.finish())
+        self.file.flush()
+        meta.range.CopyFrom(import_sstpb_pb2.Range(start=start, end=end))
+        meta.length, meta.crc32 = self.file.tell(), self._crc32
+        return True
+
+    def _write(self, data: bytes) -> None:
+        self._crc32 = zlib.crc32(data, self._crc32)
+        self.file.write(data)
+
+
 class Upload:
     """Sends one part to stores."""
 
@@ -70,25 +107,40 @@ class Upload:
         self._cluster = cluster
         self._job = job
         self._part = part
-        self._codec = codec_of(job.api_version, part.target)
+        self._codec = codec_of(job.codec.api_version, part.target, job.codec.mode)
         self._walk = _RowCursor(self._all_rows())
 
-    def transfer(self, region: Region, meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
-        """Have all replicas' stores keep the rows in ``span``; False when the part has none there.
+    def transfer(self, region: Region, span: KeyRange) -> list[import_sstpb_pb2.SSTMeta]:
+        """Have all replicas' stores keep the rows in ``span``; returns what they have of each column family, if anything.
 
-        Completes ``meta``, with a new uuid: stores refuse one of which they have a part. Raises `BackupDamaged` and
-        `BackupUnsupported` naming the file, `StorageError`, `ClusterError`.
+        Raises `BackupDamaged` and `BackupUnsupported` naming the file, `StorageError`, `ClusterError`.
         """
-        meta.uuid, meta.crc32 = uuid.uuid4().bytes, 0
-        with tempfile.TemporaryFile(prefix="tikv-br-") as file:
-            if not self._write(file, meta, span):
-                return False
-            with ThreadPoolExecutor(len(region.peers)) as pool:
-                send = inherit(self._send)
-                list(pool.map(lambda peer: send(peer.store_id, meta, file.fileno()), region.peers))
-        return True
+        metas = []
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(region.peers)) as pool:
+            ssts = [stack.enter_context(_TemporarySst()) for _ in self._part.files]
+            for rows in self._rows(span):
+                for sst, stored in zip(ssts, self._stored(rows), strict=True):
+                    sst.append(stored)
+            store_ids = [peer.store_id for peer in region.peers]
+            for file, sst in zip(self._part.files, ssts, strict=True):
+                meta = sst_meta(region, self._job.codec, file)
+                if sst.finish(meta):
+                    send = partial(self._send, meta=meta, descriptor=sst.file.fileno())
+                    list(pool.map(inherit(send), store_ids))
+                    metas.append(meta)
+        return metas
 
-    def _send(self, store_id: int, meta: import_sstpb_pb2.SSTMeta, descriptor: int) -> None:
+    def _stored(self, rows: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        """Rows as a store holds them, for each file of the part."""
+        if self._codec.mode is KeyMode.RAW:
+            from tikv_br.formats.rows import to_storage
+
+            return [to_storage(rows, self._codec)]
+        from tikv_br.formats.mvcc import split
+
+        return split(rows, self._codec.prefix)[-len(self._part.files) :]  # without values there is no file for them
+
+    def _send(self, store_id: int, *, meta: import_sstpb_pb2.SSTMeta, descriptor: int) -> None:
         chunks = self._chunks(store_id, descriptor, meta.length, cancellation.current() or Cancellation())
         store = self._cluster.store(store_id)
         try:
@@ -107,29 +159,6 @@ class Upload:
             if work.is_cancelled:
                 return
 
-    def _write(self, file: IO[bytes], meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
-        """Write the rows in ``span`` as a store holds them; False when there are none."""
-        from tikv_br.formats.rows import to_storage
-        from tikv_br.formats.sst.writer import SstWriter
-
-        def sink(data: bytes) -> None:
-            meta.crc32 = zlib.crc32(data, meta.crc32)
-            file.write(data)
-
-        writer = SstWriter(sink)
-        empty = True
-        for rows in self._rows(span):
-            writer.append(to_storage(rows, self._codec))
-            empty = False
-        if empty:
-            return False
-        written = writer.finish()
-        file.flush()
-        start, end = (key[len(DATA_PREFIX) :] for key in written)
-        meta.range.CopyFrom(import_sstpb_pb2.Range(start=start, end=end))
-        meta.length = file.tell()
-        return True
-
     def _rows(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
         """The rows in ``span``: the file is read once for all regions, unless a region is retried."""
         wanted = self._codec.user_range(span)
@@ -139,7 +168,7 @@ class Upload:
 
     def _all_rows(self) -> Iterator[pa.RecordBatch]:
         """The newest row of each key of the part, under the name and with the timestamp that it gets."""
-        rows, span = self._part.rows(self._job.store, self._job.api_version)
+        rows, span = self._part.rows(self._job.store, self._job.api_version, self._job.codec)
         return map(self._stamped, rows.pages(span))
 
     def _stamped(self, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.support.peak_memory import peak_mib
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FilePair
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.split import by_region
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
@@ -42,10 +42,11 @@ def main(grpc: str, http: str) -> None:
         count = len(cluster.pd.scan_regions(b"", b""))
         files = made_up(codec, whole, count // EACH)
         context = RestoreContext(RestoreOptions(config, StorageLocation("local", "/unused")))
-        context.cluster, context.backup = cluster, cast("Any", SimpleNamespace(api_version=ApiVersion.V2))
+        context.cluster = cluster
+        context.backup = context.info = cast("Any", SimpleNamespace(api_version=ApiVersion.V2, key_mode=KeyMode.RAW))
         begin = time.process_time()
         context.wanted = [RestoreRange(whole)]
-        context.parts = choose_parts(files, context.wanted)
+        context.parts = choose_parts(map(FilePair, files), context.wanted)
         context.todo = remaining_parts(context.parts, [file.key_range for file in files[::4]])
         plan_changes(context)
         assert context.plan is not None

@@ -26,11 +26,9 @@ TEMP = "/data/404 Not Found/import/.temp/1.sst"
 def meaning(message: str, backend: brpb_pb2.StorageBackend, name: str = FILE) -> Exception:
     """Class of a download error with that message."""
     download = cast("Any", object.__new__(Download))
-    download._file = SimpleNamespace(name=name)
-    download._backend = backend
-    found = download._classify_error(
-        cast("Any", SimpleNamespace(store=SimpleNamespace(id=4))), import_sstpb_pb2.Error(message=message)
-    )
+    download._request = import_sstpb_pb2.DownloadRequest(storage_backend=backend)
+    store = cast("Any", SimpleNamespace(store=SimpleNamespace(id=4)))
+    found = download._classify_error(store, name, import_sstpb_pb2.Error(message=message))
     assert isinstance(found, Exception)
     return found
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FilePair
 from tikv_br.compare.files import FilePart
-from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, intersection
 from tikv_br.restore.plan import RestoreRange, choose_parts, remaining_parts, split_keys
 
 KEYS = st.binary(max_size=3)
@@ -35,13 +35,14 @@ def test_intersection_holds_exactly_the_common_keys(one: KeyRange, other: KeyRan
 
 def test_a_file_that_only_touches_the_range_is_left_out() -> None:
     """The Go tool takes a file whose end is the start of the range, and fails over it."""
-    parts = choose_parts([file(b"a", b"b"), file(b"b", b"c"), file(b"c", b"")], [RestoreRange(KeyRange(b"b", b"c"))])
+    files = map(FilePair, [file(b"a", b"b"), file(b"b", b"c"), file(b"c", b"")])
+    parts = choose_parts(files, [RestoreRange(KeyRange(b"b", b"c"))])
     assert [part.span for part in parts] == [KeyRange(b"b", b"c")]
 
 
 def test_parts_are_clipped_and_in_key_order() -> None:
     """Files come in any order, and only the wanted part of each counts."""
-    parts = choose_parts([file(b"m", b""), file(b"", b"m")], [RestoreRange(KeyRange(b"c", b"x"))])
+    parts = choose_parts(map(FilePair, [file(b"m", b""), file(b"", b"m")]), [RestoreRange(KeyRange(b"c", b"x"))])
     assert [part.span for part in parts] == [KeyRange(b"c", b"m"), KeyRange(b"m", b"x")]
 
 
@@ -54,7 +55,11 @@ def test_splits_stand_at_file_starts_once_a_region_is_full() -> None:
         file(b"d", b"e", 500),
         file(b"e", b"", 1),
     ]
-    assert split_keys(choose_parts(files, [RestoreRange(KeyRange(b"", b""))]), region_bytes=100) == [b"c", b"d", b"e"]
+    assert split_keys(choose_parts(map(FilePair, files), [RestoreRange(EVERY_KEY)]), region_bytes=100) == [
+        b"c",
+        b"d",
+        b"e",
+    ]
 
 
 @given(st.lists(RANGES, max_size=4), st.lists(RANGES, max_size=4), KEYS)

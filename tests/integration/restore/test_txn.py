@@ -1,0 +1,198 @@
+"""Restores of transactional backups into playgrounds, read back by plain scans."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.restore.restores import leftovers
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.live_txn_backups import (
+    back_up,
+    codec_of,
+    delete_range,
+    hard_txn_rows,
+    read_rows,
+    split_between,
+    write_rows,
+)
+from tests.support.live_txns import ALIVE, Txns
+from tests.support.txn_backups import make_backup, make_foreign_backup, recorded_rows
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.cluster.pb import import_sstpb_pb2
+from tikv_br.cluster.store import StoreClient
+from tikv_br.errors import BackupUnsupported, ClusterUnfit, TargetNotEmpty, TimestampAheadOfTso
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.restore.options import Restamp, RestoreOptions
+from tikv_br.restore.record import remove_all
+from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.tasks.executor import ExecutorOptions
+
+ROWS = hard_txn_rows(60)
+VERSIONS = pytest.mark.parametrize("version", [ApiVersion.V1, ApiVersion.V2], ids=lambda version: version.label)
+
+
+def restored(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreSummary:
+    """Restore."""
+    options = {"checksum": False, **changes}
+    return restore(RestoreOptions(cluster=live.config, storage=location, key_mode=KeyMode.TXN, **options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=[ApiVersion.V1, ApiVersion.V2], ids=lambda version: version.label)
+def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A cluster with all rows, in four regions."""
+    with live_cluster(tmp_path_factory.mktemp("txn"), request.param, stores=3) as made:
+        split_between(made, list(ROWS), 4)
+        write_rows(made, ROWS)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def backed_up(live: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
+    """A backup of all rows."""
+    return back_up(live, tmp_path_factory.mktemp("rows") / "backup")
+
+
+@pytest.fixture
+def location(backed_up: StorageLocation) -> Iterator[StorageLocation]:
+    """The backup, without the records of restores that failed on purpose."""
+    yield backed_up
+    remove_all(open_store(backed_up))
+
+
+@pytest.fixture
+def emptied(live: LiveCluster, location: StorageLocation) -> Iterator[LiveCluster]:
+    """The cluster after its backup, without rows, tombstones and locks."""
+    del location
+    delete_range(live)
+    yield live
+    live.heal()
+
+
+def test_in_place_after_a_mass_delete(location: StorageLocation, emptied: LiveCluster) -> None:
+    """Tombstones hide nothing: all rows have one new commit ts; clients write at once."""
+    write_rows(emptied, dict.fromkeys(ROWS))
+    assert read_rows(emptied) == {}
+    summary = restored(emptied, location)
+    assert read_rows(emptied, ts=summary.restamp_ts) == ROWS
+    assert read_rows(emptied, ts=summary.restamp_ts - 1) == {}
+    assert leftovers(location) == []
+    changed = {b"row00001": b"new", b"size0005000": b"short now"}
+    write_rows(emptied, {**changed, b"row00002": None})
+    assert read_rows(emptied) == {key: value for key, value in (ROWS | changed).items() if key != b"row00002"}
+
+
+def test_regions_that_split_and_leaders_that_move(location: StorageLocation, emptied: LiveCluster) -> None:
+    """Between the two files of a part, and while they are downloaded: both files go to both halves."""
+    codec, keys = codec_of(emptied), sorted(ROWS)
+    for rpc, step in itertools.product(["Download", "Ingest"], range(1, 8)):
+        place = codec.bound(codec.rpc_key(keys[(2 * step + (rpc == "Ingest")) * len(keys) // 17])).hex()
+        split = {"command": {"name": "split", "arguments": {"keys": [place]}}}
+        emptied.fail(rpc, split, count=1, skip=step)
+    for kind in ("not_leader", "epoch_not_match", "server_is_busy", "stale_command"):
+        emptied.fail("Ingest", {"region_error": {kind: {}}}, count=2, skip=3)
+    emptied.fail("Ingest", {"drop": {}}, count=2, skip=6)
+    restored(emptied, location)
+    assert read_rows(emptied) == ROWS
+
+
+def test_killed_between_the_two_files(
+    location: StorageLocation, emptied: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values without commits show no reader anything; the same command ingests both again, with the same timestamp."""
+    ingest, families = StoreClient.ingest, list[str]()
+
+    def kill(store: StoreClient, request: import_sstpb_pb2.IngestRequest) -> import_sstpb_pb2.IngestResponse:
+        if request.sst.cf_name == "write" and "default" in families:
+            raise ClusterUnfit("killed")
+        families.append(request.sst.cf_name)
+        return ingest(store, request)
+
+    before = emptied.cluster.pd.tso()
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreClient, "ingest", kill)
+        with pytest.raises(ClusterUnfit, match="killed"):
+            restored(emptied, location, executor=ExecutorOptions("driver", concurrency=1))
+    assert len(read_rows(emptied)) < len(ROWS)
+    after = emptied.cluster.pd.tso()
+    summary = restored(emptied, location)
+    assert before < summary.restamp_ts < after
+    assert read_rows(emptied, ts=summary.restamp_ts) == ROWS
+    assert leftovers(location) == []
+
+
+def test_a_target_with_rows_or_locks(location: StorageLocation, emptied: LiveCluster) -> None:
+    """Rows are refused by key, a living transaction by its lock; one that is dead is resolved first."""
+    txns = Txns(emptied, codec_of(emptied).prefix)
+    alive = txns.prewrite(b"alive", ttl=ALIVE)
+    with pytest.raises(TargetNotEmpty, match=f"lock at key .*{b'alive'.hex()}|lock at key alive"):
+        restored(emptied, location)
+    with pytest.raises(TargetNotEmpty):
+        restored(emptied, location, allow_overwrite=True)
+    txns.commit(alive, b"alive")
+    with pytest.raises(TargetNotEmpty, match=b"alive".hex()):
+        restored(emptied, location)
+    delete_range(emptied)
+    txns.prewrite(b"dead", b"dead2")
+    time.sleep(0.01)
+    write_rows(emptied, {b"row00001": b"to be replaced", b"row00001-other": b"kept"})
+    restored(emptied, location, allow_overwrite=True)
+    assert read_rows(emptied) == ROWS | {b"row00001-other": b"kept"}
+
+
+def test_kept_timestamps(location: StorageLocation, emptied: LiveCluster) -> None:
+    """Rows are visible at backup-ts; a cluster whose clock is behind is refused."""
+    backup_ts = BackupSet.open(open_store(location), KeyMode.TXN).backup_ts
+    summary = restored(emptied, location, restamp=Restamp.NEVER)
+    assert summary.restamp_ts == 0
+    assert read_rows(emptied, ts=backup_ts) == ROWS
+
+
+def test_kept_timestamps_ahead_of_the_target(location: StorageLocation, tmp_path: Path) -> None:
+    """Rows of the future would be hidden from readers and refuse writers."""
+    version = BackupSet.open(open_store(location), KeyMode.TXN).api_version
+    with live_cluster(tmp_path, version, stores=1, clock_ahead=-3600.0) as behind:
+        with pytest.raises(TimestampAheadOfTso, match="ahead of the target"):
+            restored(behind, location, restamp=Restamp.NEVER)
+        restored(behind, location)
+        assert read_rows(behind) == ROWS
+
+
+def test_parts_by_range(location: StorageLocation, emptied: LiveCluster) -> None:
+    """Only the rows of the range, from files cut at it."""
+    span = KeyRange(b"row00010", b"size0000255")
+    restored(emptied, location, span=span)
+    assert read_rows(emptied) == {key: value for key, value in ROWS.items() if span.start <= key < span.end}
+
+
+def recorded_backup(make: Callable[[ObjectStore, Path], object], recorded: Path, place: Path) -> StorageLocation:
+    """A recorded backup with records of tikv-br, or of BR."""
+    location = parse(f"local://{place / make.__name__ / recorded.name}")
+    make(open_store(location), recorded)
+    return location
+
+
+@VERSIONS
+def test_recorded_backups(golden: Path, tmp_path: Path, version: ApiVersion) -> None:
+    """Of real stores: all rows at their keyspace; one with GC fences is refused by the name of its file."""
+    recorded = golden / "txn" / f"v{1 if version is ApiVersion.V1 else 2}"
+    with live_cluster(tmp_path / "cluster", version, stores=1) as live:
+        keyspace = 0 if version is ApiVersion.V1 else 1
+        codec = codec_of(live, keyspace)
+        rows = {codec.user_key(key): value for key, value in recorded_rows(recorded / "full")}
+        for make in (make_backup, make_foreign_backup):
+            restored(live, recorded_backup(make, recorded / "full", tmp_path))
+            assert read_rows(live, keyspace) == rows
+            delete_range(live, keyspace)
+        with pytest.raises(BackupUnsupported, match=r"_write.sst has 2 rows with a GC fence"):
+            restored(live, recorded_backup(make_backup, recorded / "gc-fence", tmp_path))
+        assert read_rows(live, keyspace) == {}

@@ -1,0 +1,43 @@
+"""Looks for transactional rows and locks, without reading their values."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.cluster.region_errors import check_error_text, check_region_error
+from tikv_br.cluster.scan import RangeWalk
+from tikv_br.cluster.store import StoreClient
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
+from tikv_br.formats.keys.ranges import KeyRange
+
+
+def first_txn_key(cluster: Cluster, span: KeyRange, ts: int) -> bytes | None:
+    """The RPC key of the first row at ``ts`` in an RPC range, or of a lock that hides whether there is one before; None = neither.
+
+    ``ts`` must not be above PD's. Asks region by region. Raises as `Router.call`.
+    """
+    walk = _walk(cluster, span)
+    while not walk.done:
+        key, reached = walk.send_part(partial(_first_key, ts), "KvScan")
+        if key is not None:
+            return key
+        walk.advance(reached)
+    return None
+
+
+def _walk(cluster: Cluster, span: KeyRange) -> RangeWalk:
+    codec = KeyCodec(cluster.api_version, mode=KeyMode.TXN)
+    return RangeWalk(cluster.router, codec, cluster.cluster_id, span.start, span.end)
+
+
+def _first_key(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
+    scan = kvrpcpb_pb2.ScanRequest(context=context, start_key=start, end_key=end, limit=1, version=ts, key_only=True)
+    rows = store.call(store.kv.KvScan, scan)
+    check_region_error(rows)
+    for error in (rows.error, *(pair.error for pair in rows.pairs)):
+        if error.HasField("locked"):
+            return error.locked.key
+        check_error_text(error.abort or error.retryable)
+    return rows.pairs[0].key if rows.pairs else None

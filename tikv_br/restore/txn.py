@@ -1,0 +1,81 @@
+"""The steps of a restore of transactional data: files in pairs, one new timestamp for all rows, and no lock in the target."""
+
+from __future__ import annotations
+
+from tikv_br.cluster import versions
+from tikv_br.cluster.locks import LockResolver
+from tikv_br.cluster.timestamps import seconds_between, show_ts
+from tikv_br.errors import ApiVersionMismatch, BackupUnsupported, TargetNotEmpty, TimestampAheadOfTso
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.progress_events import Notice
+from tikv_br.restore.context import RestoreContext
+from tikv_br.restore.inspect import rows_differ
+from tikv_br.restore.options import Restamp, RestoreOptions
+from tikv_br.restore.resume import save_checkpoint
+from tikv_br.restore.steps import FIRST_CHANGE, RestoreStep, first_steps, ingest_steps, runbook
+from tikv_br.restore.transfer import split, while_locked
+from tikv_br.steps import FunctionStep
+
+
+def txn_restore_steps(options: RestoreOptions) -> list[RestoreStep]:
+    """The runbook of transactional data. A dry run ends before the first change."""
+    checks = [
+        *first_steps(
+            options,
+            FunctionStep("check that backup and cluster match", check_fit),
+            FunctionStep("resolve locks", resolve_locks),
+        ),
+        FunctionStep("check pairs of files", check_pairs),
+        FunctionStep("check timestamps", choose_timestamp),
+    ]
+    changes = [
+        FunctionStep(FIRST_CHANGE, while_locked(save_checkpoint)),
+        FunctionStep("split and scatter", while_locked(split)),
+        *ingest_steps(options),
+    ]
+    return runbook(options, checks, changes)
+
+
+def check_fit(context: RestoreContext) -> None:
+    """Refuse clusters without transactions, and those that cannot rewrite keys or many rows."""
+    if context.info.api_version is ApiVersion.V1TTL:
+        raise ApiVersionMismatch("the cluster runs API v1ttl, which has no transactions")
+    context.cluster.require(versions.WRITES)
+
+
+def check_pairs(context: RestoreContext) -> None:
+    """Refuse files that do not belong together, and rows that readers of the target would not see.
+
+    Each row is in the file with its value, and its commit in the other one.
+    """
+    for part in context.todo:
+        facts, expected = context.facts[part.file.name], part.totals.total_kvs
+        if facts.rows != expected:
+            raise rows_differ(part.file, facts.rows, expected)
+        if facts.fences:
+            raise BackupUnsupported(
+                f"{part.file.name} has {facts.fences} rows with a GC fence, which would not be visible after the restore"
+            )
+
+
+def resolve_locks(context: RestoreContext) -> None:
+    """Resolve the locks of ended transactions in the target. Raises `TargetNotEmpty` for a transaction that is alive."""
+    resolver, now = LockResolver(context.cluster), context.cluster.pd.tso()
+    for each in context.wanted:
+        report = resolver.resolve(each.target, now)
+        if report.live:
+            raise TargetNotEmpty(f"clients write to the target: there is {report.live[0]}")
+
+
+def choose_timestamp(context: RestoreContext) -> None:
+    """Choose the new timestamp of all rows, unless they keep their own or a resumed restore has chosen one."""
+    if context.restamp_ts or not context.todo:
+        return
+    now = context.cluster.pd.tso()
+    if context.options.restamp is not Restamp.NEVER:
+        context.restamp_ts = now
+        context.reporter(Notice(f"all rows get the new timestamp {show_ts(now)}"))
+    elif (ts := context.backup.backup_ts) > now:
+        raise TimestampAheadOfTso(
+            f"the backup has rows up to ts {ts}, {seconds_between(now, ts):.1f} s ahead of the target's TSO"
+        )
