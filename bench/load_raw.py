@@ -27,7 +27,7 @@ from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
-from tikv_br.playground.launcher import Home
+from tikv_br.playground.home import Home
 
 BENCH = "initial load"
 OURS, PUTS = "load raw", "raw load (puts)"

@@ -4,12 +4,12 @@ There is no Raft and only one copy of the data: use it for development and tests
 docs/playground.md.
 
 Modules, in reading order:
-- launcher, settings: starting and finding playgrounds; their settings
+- launcher, home, settings: starting and finding playgrounds; their directories and settings
 - cluster, store_server: the process of a playground, its PD and its stores
 - store_state, timestamps, node: what the services of one store share
 - servers: gRPC and HTTP servers, and ports
 - region, region_errors, regions, scheduler: the region table, its errors, and balancing
-- pd_state, pd_service, pd_http, pd_etcd, etcd: PD
+- pd_server: the members of PD; pd_state, pd_gc, pd_config: what they share; pd_service, pd_http, pd_etcd, etcd: their calls
 - engine, encoding: the shared RocksDB, and how each API version encodes rows
 - tikv_service, request_checks: the requests of clients, and checks before all of them
 - raw_read, raw_write: RawKV requests
@@ -17,5 +17,5 @@ Modules, in reading order:
 - backup_service, backup_files, external_storage: backups, their files and storage
 - import_service, ingest, sst_file: downloads, uploads and ingests of SSTs
 - cdc_stream, cdc_hub, cdc_rows: change feeds
-- failpoints, admin: faults on demand, and the admin API
+- failpoints, interceptor, admin: faults on demand, what surrounds every call, and the admin API
 """

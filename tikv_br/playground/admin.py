@@ -64,7 +64,7 @@ class Admin:
             "expire-import-mode": self._expire_import_mode,
             **control,
         }
-        failpoints.use_commands(self.run)
+        failpoints.run_command = self.run
 
     def handle(self, request: Request) -> Reply | None:
         """Answer one HTTP request; None if its path is not the admin API's."""

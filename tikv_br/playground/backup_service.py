@@ -17,7 +17,7 @@ from tikv_br.playground.external_storage import ExternalStorage, StorageFault, o
 from tikv_br.playground.failpoints import BACKUP_REGION
 from tikv_br.playground.node import BACKUP_BOUND, BACKUP_EMPTY_RANGE, StoreNode, crash_store
 from tikv_br.playground.region import Region
-from tikv_br.playground.request_checks import VERSION_NAMES
+from tikv_br.playground.request_checks import VERSION_NAMES, check_region
 from tikv_br.playground.timestamps import TimestampFault
 from tikv_br.playground.txn.backup import TxnBackup
 from tikv_br.playground.txn.state import TxnState
@@ -142,4 +142,4 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
         sent = kvrpcpb_pb2.Context(
             region_id=region.id, region_epoch=region.to_pb().region_epoch, peer=region.leader.to_pb()
         )
-        return node.regions.check(sent, node.store_id, read=True)
+        return check_region(node.regions, sent, node.store_id, read=True)

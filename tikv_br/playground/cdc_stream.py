@@ -274,9 +274,7 @@ class ChangeDataService:
         self._quota = quota
 
     def add_to(self, server: grpc.Server) -> None:
-        handlers = {
-            "EventFeed": bidi(cdcpb_pb2.ChangeDataRequest, self._event_feed),
-        }
+        handlers = {"EventFeed": bidi(cdcpb_pb2.ChangeDataRequest, self._event_feed)}
         if self._node.release.multiplexes:
             handlers["EventFeedV2"] = bidi(cdcpb_pb2.ChangeDataRequest, self._event_feed_v2)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("cdcpb.ChangeData", handlers)])

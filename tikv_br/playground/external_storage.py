@@ -250,10 +250,7 @@ def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
             raise StorageFault.custom("NotFound", f"bad storage backend {other or ''}")
 
 
-def _disk_full() -> StorageFault:
-    return StorageFault.of_os(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-
-
+_DISK_FULL: Final = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 _LATE_SECONDS: Final = 1.0
 
 
@@ -268,11 +265,11 @@ class _FailpointStorage:
         failure = self._node.failpoints.intercept_storage(STORAGE_WRITE, store_id=self._node.store_id)
         try:
             if failure is not None and failure.kind == "disk_full":
-                raise _disk_full()
+                raise StorageFault.of_os(_DISK_FULL)
             if failure is None or failure.after:
                 self._inner.write(name, data)
         except StorageFault as fault:
-            if fault.debug == _disk_full().debug:
+            if fault.debug == StorageFault.of_os(_DISK_FULL).debug:
                 threading.Timer(_LATE_SECONDS, self._leave, (name, data[: len(data) // 2])).start()
             raise
         if failure is not None:
@@ -286,7 +283,7 @@ class _FailpointStorage:
     def read(self, name: str) -> bytes:
         failure = self._node.failpoints.intercept_storage(STORAGE_READ, store_id=self._node.store_id)
         if failure is not None and failure.kind == "disk_full":
-            raise _disk_full()
+            raise StorageFault.of_os(_DISK_FULL)
         if failure is not None and failure.kind == "storage_error":
             raise StorageFault.custom("Other", failure.message)
         data = self._inner.read(name)

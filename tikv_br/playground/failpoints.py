@@ -9,18 +9,17 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import grpc
-from google.protobuf import json_format, message_factory
-from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from tikv_br.cluster.pb import brpb_pb2, cdcpb_pb2, errorpb_pb2, import_sstpb_pb2, keyspacepb_pb2, pdpb_pb2, tikvpb_pb2
+from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.store_state import CallClock
+from tikv_br.playground.region_errors import METHODS, can_carry_region_error, region_of, with_region_error
 
 ANY_RPC: Final = "*"
 BACKUP_REGION: Final = "backup.region"
@@ -33,69 +32,9 @@ STORAGE_WRITE: Final = "storage.write"
 STORAGE_POINTS: Final = frozenset({STORAGE_READ, STORAGE_WRITE})
 FEED_POINTS: Final = frozenset({CDC_REGISTER, CDC_SCAN, CDC_RESOLVED})
 FOREVER: Final = -1
-PD: Final = 0
-"""The store id under which failpoints know PD."""
 
 RunCommand = Callable[[str, Mapping[str, Any]], object]
 """Runs an admin command by name with its arguments."""
-
-# -- answers with a region error --------------------------------------------------------------------------------
-
-_FILES: Final = (tikvpb_pb2, pdpb_pb2, brpb_pb2, import_sstpb_pb2, cdcpb_pb2, keyspacepb_pb2)
-_METHODS: Final[Mapping[str, MethodDescriptor]] = {
-    method.name.lower(): method
-    for file in _FILES
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
-
-
-def can_carry_region_error(rpc: str) -> bool:
-    """Return whether the response has a field for a region error; True for ``*``, which is checked call by call."""
-    method = _METHODS.get(rpc.lower())
-    return rpc == ANY_RPC if method is None else _path_to_error(method.output_type) is not None
-
-
-def with_region_error(rpc: str, error: errorpb_pb2.Error) -> Message | None:
-    """A response to ``rpc`` with nothing but the region error; None if it has no field for one."""
-    output = _METHODS[rpc.lower()].output_type
-    path = _path_to_error(output)
-    if path is None:
-        return None
-    answer: Message = message_factory.GetMessageClass(output)()
-    place: Any = answer
-    for name in path:
-        if "message" in place.DESCRIPTOR.fields_by_name:  # of import_sstpb.Error
-            place.message = error.message
-        place = getattr(place, name)
-    place.CopyFrom(error)
-    return answer
-
-
-def region_of(request: object) -> int:
-    """The region that a request names; 0 if it names none, or is a stream."""
-    for path in (("context", "region_id"), ("sst", "region_id"), ("region", "id"), ("region_id",)):
-        value = request
-        for name in path:
-            value = getattr(value, name, None)
-        if isinstance(value, int) and value:
-            return value
-    return 0
-
-
-def _path_to_error(output: Descriptor) -> list[str] | None:
-    """Field names that lead to the ``errorpb.Error`` of a response, at most two steps away."""
-    for each in output.fields:
-        if each.message_type is not None and each.message_type.full_name == errorpb_pb2.Error.DESCRIPTOR.full_name:
-            return [each.name]
-    error = output.fields_by_name.get("error")
-    if error is not None and error.message_type is not None:
-        inner = _path_to_error(error.message_type)
-        return None if inner is None else ["error", *inner]
-    return None
-
-
-# -- actions ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +74,8 @@ class Abort:
 
     code: grpc.StatusCode
     details: str
+    kills_store: bool = False
+    """The called store is killed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +86,6 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
-class KillStore:
-    """The called store is killed."""
-
-
-@dataclass(frozen=True, slots=True)
 class FailpointCommand:
     """An admin command runs, then the call continues."""
 
@@ -157,7 +93,7 @@ class FailpointCommand:
     arguments: Mapping[str, Any]
 
 
-Action = RegionError | FeedError | Overrun | StorageFailure | Abort | Delay | KillStore | FailpointCommand
+Action = RegionError | FeedError | Overrun | StorageFailure | Abort | Delay | FailpointCommand
 DROP: Final = Abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
@@ -199,7 +135,6 @@ class Failpoint:
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """Return the definition, with id, hits, and the remaining skip and count."""
         return {**self.definition, "id": self.id, "hits": self.hits, "skip": self.skip, "count": self.count}
 
 
@@ -210,11 +145,7 @@ class FailpointTable:
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._failpoints: dict[int, Failpoint] = {}
-        self._run_command: RunCommand | None = None
-
-    def use_commands(self, run: RunCommand) -> None:
-        """Set what runs the commands of `FailpointCommand` and `KillStore`."""
-        self._run_command = run
+        self.run_command: RunCommand | None = None
 
     def add(self, definition: Mapping[str, Any]) -> Failpoint:
         """Arm a failpoint. Raises `PlaygroundError` for an invalid definition."""
@@ -229,7 +160,6 @@ class FailpointTable:
             self._failpoints.pop(failpoint_id, None)
 
     def clear(self) -> None:
-        """Disarm all."""
         with self._lock:
             self._failpoints.clear()
 
@@ -282,10 +212,9 @@ class FailpointTable:
                     time.sleep(seconds)
                 case FailpointCommand(name, arguments):
                     self._command(name, arguments)
-                case KillStore():
-                    self._command("kill-store", {"store_id": store_id})
-                    context.abort(DROP.code, DROP.details)
-                case Abort(code, details):
+                case Abort(code, details, kills_store):
+                    if kills_store:
+                        self._command("kill-store", {"store_id": store_id})
                     context.abort(code, details)
         return None
 
@@ -301,9 +230,9 @@ class FailpointTable:
         return triggered
 
     def _command(self, name: str, arguments: Mapping[str, Any]) -> None:
-        if self._run_command is None:
+        if self.run_command is None:
             raise PlaygroundError(f"failpoint: cannot run the command {name}: the admin API is not ready")
-        self._run_command(name, arguments)
+        self.run_command(name, arguments)
 
 
 def _parse(failpoint_id: int, definition: Mapping[str, Any]) -> Failpoint:
@@ -311,7 +240,7 @@ def _parse(failpoint_id: int, definition: Mapping[str, Any]) -> Failpoint:
     if unknown := set(definition) - known:
         raise PlaygroundError(f"failpoint: unknown fields {sorted(unknown)}")
     rpc = str(definition.get("rpc", "")).lower()
-    if rpc not in {ANY_RPC, BACKUP_REGION, CDC_TRANSFER, *FEED_POINTS, *STORAGE_POINTS, *_METHODS}:
+    if rpc not in {ANY_RPC, BACKUP_REGION, CDC_TRANSFER, *FEED_POINTS, *STORAGE_POINTS, *METHODS}:
         raise PlaygroundError(f"failpoint: unknown RPC or point {definition.get('rpc')!r}")
     action = _parse_action(definition.get("action"))
     if isinstance(action, RegionError) and rpc != BACKUP_REGION and not can_carry_region_error(rpc):
@@ -361,86 +290,9 @@ def _parse_action(definition: object) -> Action:  # noqa: C901, PLR0911 - one ca
             case "drop":
                 return DROP
             case "kill_store":
-                return KillStore()
+                return replace(DROP, kills_store=True)
             case "command":
                 return FailpointCommand(fields["name"], fields.get("arguments", {}))
     except (json_format.ParseError, KeyError, TypeError, ValueError) as error:
         raise PlaygroundError(f"failpoint: {kind}: {error}") from error
     raise PlaygroundError(f"failpoint: unknown action {kind!r}")
-
-
-# -- around every RPC -------------------------------------------------------------------------------------------
-
-if TYPE_CHECKING:  # at run time the class takes no parameters
-    _Handler = grpc.RpcMethodHandler[Any, Any]
-
-_KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-_MAKERS: Final[dict[tuple[bool, bool], Callable[..., Any]]] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-
-
-_RAW_WRITES: Final = frozenset({"RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawDeleteRange"})
-_DEADLINE_EXCEEDED: Final = errorpb_pb2.Error(
-    message="deadline is exceeded", server_is_busy=errorpb_pb2.ServerIsBusy(reason="deadline is exceeded")
-)
-
-
-class FailpointInterceptor(grpc.ServerInterceptor):
-    """Applies failpoints before an RPC runs, and measures it. Every server of the playground has one.
-
-    Services apply only the failpoints of what is inside an RPC: a command of BatchCommands, a region of a backup.
-    """
-
-    def __init__(
-        self, failpoints: FailpointTable, store_id: int, clock: CallClock, *, drops_late_writes: bool = True
-    ) -> None:
-        """``drops_late_writes``: whether a raw write that failpoints hold beyond its deadline is refused."""
-        self._drops_late_writes = drops_late_writes
-        self._failpoints = failpoints
-        self._store_id = store_id
-        self._clock = clock
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
-        """Wrap the method's handler."""
-        handler = continuation(handler_call_details)
-        rpc = str(handler_call_details.method).rpartition("/")[2]
-        if handler is None or rpc.lower() not in _METHODS:
-            return handler
-        call = next(filter(None, (getattr(handler, kind) for kind in _KINDS)))
-
-        def unary(request: object, context: grpc.ServicerContext) -> object:
-            with self._clock.measure(rpc):
-                began = time.monotonic()
-                answer = self._failpoints.answer(rpc, request, store_id=self._store_id, context=context)
-                if answer is None and self._is_late(rpc, request, time.monotonic() - began):
-                    answer = with_region_error(rpc, _DEADLINE_EXCEEDED)
-                return call(request, context) if answer is None else answer
-
-        def stream(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-            with self._clock.measure(rpc):
-                answer = self._failpoints.answer(rpc, request, store_id=self._store_id, context=context)
-                if answer is None:
-                    yield from call(request, context)
-                else:
-                    yield answer
-
-        wrapped: _Handler = _MAKERS[handler.request_streaming, handler.response_streaming](
-            stream if handler.response_streaming else unary,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-        return wrapped
-
-    def _is_late(self, rpc: str, request: Any, seconds: float) -> bool:  # noqa: ANN401 - any message
-        if not self._drops_late_writes or rpc not in _RAW_WRITES:
-            return False
-        limit = int(request.context.max_execution_duration_ms)
-        return 0 < limit < 1000 * seconds

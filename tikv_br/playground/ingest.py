@@ -18,6 +18,7 @@ from tikv_br.playground.engine import DEFAULT, WRITE
 from tikv_br.playground.external_storage import CipherFault, StorageFault, open_for
 from tikv_br.playground.node import INGEST_WITHOUT_PEER_FILE, StoreNode
 from tikv_br.playground.region import Region
+from tikv_br.playground.request_checks import check_region
 from tikv_br.playground.rewrite import RangeRewrite, RewriteFault
 from tikv_br.playground.sst_file import COLUMN_FAMILIES, BadMeta, SstInspection, SstStore, UnreadableSst
 from tikv_br.playground.txn.mvcc import decode_record
@@ -189,7 +190,7 @@ class Ingestor:
 
     def _check(self, sent: kvrpcpb_pb2.Context, metas: Sequence[import_sstpb_pb2.SSTMeta]) -> Region:
         """The checks before the command is sent to the region's peers: first the region, then the files."""
-        error = self._node.regions.check(sent, self._node.store_id, read=True)
+        error = check_region(self._node.regions, sent, self._node.store_id, read=True)
         region = self._node.regions.get(sent.region_id)
         if error is None and region is None:  # merged between the two calls
             error = region_errors.region_not_found(sent.region_id, read=True)

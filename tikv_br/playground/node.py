@@ -1,9 +1,11 @@
-"""What the services of one store share, and its end by a request that would crash a real store."""
+"""What the services of one store share, its timestamps, and its end by a request that would crash a real store."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
@@ -13,11 +15,11 @@ import grpc
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.failpoints import FailpointTable
-from tikv_br.playground.region import RegionSizes
+from tikv_br.playground.region import Region, RegionSizes
 from tikv_br.playground.regions import RegionTable
 from tikv_br.playground.sst_file import SstStore
 from tikv_br.playground.store_state import FatalRequestLog, Pace, StoreImportMode
-from tikv_br.playground.timestamps import CausalTimestamps, Tso
+from tikv_br.playground.timestamps import RENEW_INTERVAL, CausalTimestamps, TimestampFault, Tso
 from tikv_br.playground.versions import ServerVersion
 
 BACKUP_EMPTY_RANGE: Final = "Backup with start == end"
@@ -75,3 +77,44 @@ def crash_store(node: StoreNode, context: grpc.ServicerContext, rpc: str, what: 
     """Record a fatal request, and end the call as a client of a crashing store sees it: the connection is lost."""
     node.fatal_requests.record(store_id=node.store_id, rpc=rpc, what=what)
     context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+class TimestampRenewal:
+    """Renews the cached timestamps of all stores, and drops those of a store that leads a new region."""
+
+    def __init__(self, nodes: Mapping[int, StoreNode], regions: RegionTable, tso: Tso, sync_delay: float) -> None:
+        """``sync_delay``: seconds after which the store of a new leader drops them; until then the region refuses V2 writes."""
+        self._nodes, self._regions, self._tso, self._sync_delay = nodes, regions, tso, sync_delay
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="causal-ts", daemon=True)
+
+    def start(self) -> None:
+        self._regions.on_new_leader(self._sync)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _renew(self) -> None:
+        while not self._over.wait(RENEW_INTERVAL):
+            for node in self._nodes.values():
+                if node.alive and self._tso.available:
+                    node.causal.renew()
+
+    def _sync(self, region: Region) -> None:
+        def sync() -> None:
+            node = self._nodes[region.leader_store]
+            try:
+                if node.alive:
+                    node.causal.flush()
+            except TimestampFault:
+                if not self._over.is_set():
+                    self._sync(region)
+            else:
+                self._regions.mark_synced(region.id)
+
+        timer = threading.Timer(self._sync_delay, sync)
+        timer.daemon = True
+        timer.start()

@@ -9,7 +9,8 @@ import grpc
 from google.protobuf.message import Message
 
 from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
-from tikv_br.playground.pd_state import GcRefusal, KeyspaceRecord, PdState
+from tikv_br.playground.pd_gc import BARRIERS, GcCalls, GcRefusal
+from tikv_br.playground.pd_state import KeyspaceRecord, PdState
 from tikv_br.playground.region import Region
 from tikv_br.playground.servers import bidi, unary
 from tikv_br.playground.timestamps import LOGICAL_BITS
@@ -22,10 +23,6 @@ Answer: TypeAlias = Any
 """A response of any of PD's RPCs."""
 _CLUSTERLESS: Final = frozenset({"GetMembers", "GetClusterInfo", "LoadGlobalConfig", "StoreGlobalConfig"})
 """RPCs without a cluster id."""
-_BARRIERS: Final = frozenset(
-    {"SetGCBarrier", "DeleteGCBarrier", "SetGlobalGCBarrier", "GetGCState", "GetAllKeyspacesGCStates"}
-)
-_NULL_KEYSPACE: Final = 0xFFFF_FFFF
 _NO_TSO: Final = "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, "
 
 
@@ -78,16 +75,9 @@ class PdService:
             "SplitRegions": self._split_regions,
             "ScatterRegion": self._scatter,
             "GetOperator": self._operator,
-            "GetGCSafePoint": self._gc_safe_point,
-            "UpdateGCSafePoint": self._update_gc_safe_point,
-            "UpdateServiceGCSafePoint": self._update_service_safe_point,
-            "SetGCBarrier": self._set_barrier,
-            "DeleteGCBarrier": self._delete_barrier,
-            "SetGlobalGCBarrier": self._set_global_barrier,
-            "GetGCState": self._gc_state,
-            "GetAllKeyspacesGCStates": self._all_gc_states,
             "StoreGlobalConfig": self._store_config,
             "LoadGlobalConfig": self._load_config,
+            **GcCalls(self._state.gc).by_name(),
         }
 
     def _handler(self, module: Any, name: str, call: Callable[[Any], Answer]) -> Handler:  # noqa: ANN401
@@ -110,12 +100,12 @@ class PdService:
                 self._check_leads(context)
             if name not in _CLUSTERLESS:
                 self._check_cluster(request.header.cluster_id, context)
-            if name in _BARRIERS and not self._state.gc.has_barriers:
+            if name in BARRIERS and not self._state.gc.has_barriers:
                 context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {name} for service pdpb.PD")
             try:
                 response = call(request)
             except GcRefusal as refusal:
-                if name not in _BARRIERS:
+                if name not in BARRIERS:
                     context.abort(grpc.StatusCode.UNKNOWN, str(refusal))
                 response = refused(pdpb_pb2.UNKNOWN, str(refusal))
             except PdRefusal as refusal:
@@ -254,82 +244,6 @@ class PdService:
         failed = self._state.regions.scatter(ids, alive)
         done = 100 * (len(ids) - len(failed)) // len(ids)
         return pdpb_pb2.ScatterRegionResponse(finished_percentage=done, failed_regions_id=failed)
-
-    # -- safe points --------------------------------------------------------------------------------------------
-
-    def _gc_safe_point(self, _: pdpb_pb2.GetGCSafePointRequest) -> pdpb_pb2.GetGCSafePointResponse:
-        return pdpb_pb2.GetGCSafePointResponse(safe_point=self._state.gc.safe_point)
-
-    def _update_gc_safe_point(self, request: pdpb_pb2.UpdateGCSafePointRequest) -> pdpb_pb2.UpdateGCSafePointResponse:
-        return pdpb_pb2.UpdateGCSafePointResponse(new_safe_point=self._state.gc.advance(request.safe_point))
-
-    def _update_service_safe_point(
-        self, request: pdpb_pb2.UpdateServiceGCSafePointRequest
-    ) -> pdpb_pb2.UpdateServiceGCSafePointResponse:
-        gc = self._state.gc
-        service, lowest = gc.update_service(request.service_id.decode(), request.TTL, request.safe_point)
-        return pdpb_pb2.UpdateServiceGCSafePointResponse(
-            service_id=service.encode(), TTL=lowest.expires - gc.now(), min_safe_point=lowest.ts
-        )
-
-    def _set_barrier(self, request: pdpb_pb2.SetGCBarrierRequest) -> pdpb_pb2.SetGCBarrierResponse:
-        barrier, ts, ttl = request.barrier_id, request.barrier_ts, request.ttl_seconds
-        keyspace_id = request.keyspace_scope.keyspace_id if request.HasField("keyspace_scope") else _NULL_KEYSPACE
-        if keyspace_id == _NULL_KEYSPACE:
-            self._state.gc.set_barrier(barrier, ts, ttl)
-        else:
-            self._state.gc.set_other_barrier(barrier, ts, ttl, keyspace_id)
-        info = pdpb_pb2.GCBarrierInfo(barrier_id=barrier, barrier_ts=ts, ttl_seconds=ttl)
-        return pdpb_pb2.SetGCBarrierResponse(new_barrier_info=info)
-
-    def _set_global_barrier(self, request: pdpb_pb2.SetGlobalGCBarrierRequest) -> pdpb_pb2.SetGlobalGCBarrierResponse:
-        barrier, ts, ttl = request.barrier_id, request.barrier_ts, request.ttl_seconds
-        self._state.gc.set_other_barrier(barrier, ts, ttl, None)
-        info = pdpb_pb2.GlobalGCBarrierInfo(barrier_id=barrier, barrier_ts=ts, ttl_seconds=ttl)
-        return pdpb_pb2.SetGlobalGCBarrierResponse(new_barrier_info=info)
-
-    def _delete_barrier(self, request: pdpb_pb2.DeleteGCBarrierRequest) -> pdpb_pb2.DeleteGCBarrierResponse:
-        removed = self._state.gc.delete_barrier(request.barrier_id)
-        if removed is None:
-            return pdpb_pb2.DeleteGCBarrierResponse()
-        ttl = removed.expires - self._state.gc.now()
-        info = pdpb_pb2.GCBarrierInfo(barrier_id=request.barrier_id, barrier_ts=removed.ts, ttl_seconds=ttl)
-        return pdpb_pb2.DeleteGCBarrierResponse(deleted_barrier_info=info)
-
-    def _gc_state(self, request: pdpb_pb2.GetGCStateRequest) -> pdpb_pb2.GetGCStateResponse:
-        gc = self._state.gc
-        services = gc.services()
-        worker = services.pop("gc_worker")
-        barriers = [
-            pdpb_pb2.GCBarrierInfo(barrier_id=name, barrier_ts=safe_point.ts, ttl_seconds=safe_point.expires - gc.now())
-            for name, safe_point in sorted(services.items())
-        ]
-        return pdpb_pb2.GetGCStateResponse(
-            gc_state=pdpb_pb2.GCState(
-                keyspace_scope=pdpb_pb2.KeyspaceScope(keyspace_id=_NULL_KEYSPACE),
-                txn_safe_point=worker.ts,
-                gc_safe_point=gc.safe_point,
-                gc_barriers=[] if request.exclude_gc_barriers else barriers,
-            )
-        )
-
-    def _all_gc_states(self, _: pdpb_pb2.GetAllKeyspacesGCStatesRequest) -> pdpb_pb2.GetAllKeyspacesGCStatesResponse:
-        now, keyspaces = self._state.gc.now(), dict[int, pdpb_pb2.GCState]()
-        response = pdpb_pb2.GetAllKeyspacesGCStatesResponse(
-            gc_states=[self._gc_state(pdpb_pb2.GetGCStateRequest()).gc_state]
-        )
-        for (name, keyspace_id), each in sorted(self._state.gc.other_barriers().items(), key=str):
-            if keyspace_id is None:
-                response.global_gc_barriers.add(barrier_id=name, barrier_ts=each.ts, ttl_seconds=each.expires - now)
-            else:
-                if keyspace_id not in keyspaces:
-                    scope = pdpb_pb2.KeyspaceScope(keyspace_id=keyspace_id)
-                    keyspaces[keyspace_id] = pdpb_pb2.GCState(keyspace_scope=scope, is_keyspace_level_gc=True)
-                keyspaces[keyspace_id].gc_barriers.add(
-                    barrier_id=name, barrier_ts=each.ts, ttl_seconds=each.expires - now
-                )
-        response.gc_states.extend(keyspaces.values())
-        return response
 
     # -- configuration and keyspaces ----------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from tikv_br.errors import PlaygroundError
 from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.pd_etcd import EtcdState
+from tikv_br.playground.pd_gc import GcState
 from tikv_br.playground.region import RegionSizes
 from tikv_br.playground.regions import RegionTable
 from tikv_br.playground.settings import Settings
@@ -63,158 +64,6 @@ class Keyspaces:
         record = json.dumps([asdict(keyspace) for keyspace in self._by_name.values()])
         self._engine.put_meta({_KEYSPACES_RECORD: record.encode()})
         return self._by_name[name]
-
-
-GC_WORKER: Final = "gc_worker"
-FOREVER: Final = (1 << 63) - 1
-"""A TTL or an expiry that never comes."""
-_GC_RECORD: Final = "gc"
-
-
-class GcRefusal(Exception):
-    """PD refuses a GC request; the text is PD's."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceSafePoint:
-    """A service's safe point, or a barrier: data at and above ``ts`` must stay until ``expires`` (unix seconds)."""
-
-    ts: int
-    expires: int
-
-
-class GcState:
-    """Safe points as PD 8.5.2 keeps them, or, with ``barriers``, as PDs with a GC state manager do. Thread-safe."""
-
-    def __init__(self, engine: RocksEngine, *, barriers: bool = False, clock: Callable[[], float] = time.time) -> None:
-        self._engine = engine
-        self.has_barriers = barriers
-        self._clock = clock
-        self._lock = threading.Lock()
-        saved = json.loads(engine.get_meta(_GC_RECORD) or b"{}")
-        self._safe_point: int = saved.get("safe_point", 0)
-        self._services = {name: ServiceSafePoint(*safe_point) for name, safe_point in saved.get("services", {}).items()}
-        self._services.setdefault(GC_WORKER, ServiceSafePoint(0, FOREVER))
-        self._barriers = {
-            (name, keyspace_id): ServiceSafePoint(ts, expires)
-            for name, keyspace_id, ts, expires in saved.get("barriers", [])
-        }
-
-    @property
-    def safe_point(self) -> int:
-        """Timestamp up to which GC may have removed versions."""
-        with self._lock:
-            return self._safe_point
-
-    def advance(self, ts: int) -> int:
-        """Move the safe point up to ``ts``, never down; returns where it is. Raises `GcRefusal`, with barriers only."""
-        with self._lock:
-            if self.has_barriers and ts > max(self._safe_point, limit := self._services[GC_WORKER].ts):
-                raise GcRefusal(
-                    "[PD:gc:ErrGCSafePointExceedsTxnSafePoint]trying to update GC safe point to a too large value, "
-                    f"by which the GC safe point would exceed the txn safe point, old GC safe point {self._safe_point}, "
-                    f"attempted GC safe point {ts}, txn safe point {limit}"
-                )
-            if ts > self._safe_point:
-                self._safe_point = ts
-                self._save()
-            return self._safe_point
-
-    def services(self) -> dict[str, ServiceSafePoint]:
-        """The safe points that have not expired, by service."""
-        with self._lock:
-            return dict(self._unexpired())
-
-    def update_service(self, service: str, ttl: int, ts: int) -> tuple[str, ServiceSafePoint]:
-        """Set or (TTL of 0 or less) remove a service's safe point; returns the lowest one then, with its owner.
-
-        One below the lowest is not set, which is no error: the caller sees it from the answer. Raises `GcRefusal`.
-        """
-        if service == GC_WORKER and ttl != FOREVER:
-            raise GcRefusal("TTL of gc_worker's service safe point must be infinity")
-        with self._lock:
-            self._set_service(service, ttl, ts)
-            self._save()
-            return self._lowest()
-
-    def set_barrier(self, barrier: str, ts: int, ttl: int) -> ServiceSafePoint:
-        """Set a GC barrier. Raises `GcRefusal` for one behind the transaction safe point or of a reserved name."""
-        if barrier in {"", GC_WORKER}:
-            raise GcRefusal(f"[PD:gc:ErrReservedGCBarrierID]trying to set a GC barrier with reserved id {barrier!r}")
-        with self._lock:
-            behind = self._services[GC_WORKER].ts
-            if ts < behind:
-                raise GcRefusal(
-                    "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier with ts "
-                    f"{ts} which is already behind the txn safe point {behind}"
-                )
-            self._services[barrier] = ServiceSafePoint(ts, self._expiry(ttl))
-            self._save()
-            return self._services[barrier]
-
-    def set_other_barrier(self, barrier: str, ts: int, ttl: int, keyspace_id: int | None) -> None:
-        """Set a GC barrier of a keyspace that has its own GC, or a global one. Raises `GcRefusal` for a global one that GC has passed."""
-        with self._lock:
-            behind = self._services[GC_WORKER].ts
-            if keyspace_id is None and ts < behind:
-                raise GcRefusal(
-                    "[PD:gc:ErrGlobalGCBarrierTSBehindTxnSafePoint]trying to set a global GC barrier with ts "
-                    f"{ts} which is already behind the txn safe point {behind}"
-                )
-            self._barriers[barrier, keyspace_id] = ServiceSafePoint(ts, self._expiry(ttl))
-            self._save()
-
-    def other_barriers(self) -> dict[tuple[str, int | None], ServiceSafePoint]:
-        """Global barriers, and those of keyspaces that have their own GC, by name and keyspace."""
-        with self._lock:
-            now = self.now()
-            self._barriers = {key: each for key, each in self._barriers.items() if each.expires > now}
-            return dict(self._barriers)
-
-    def delete_barrier(self, barrier: str) -> ServiceSafePoint | None:
-        """Remove a barrier and return it, None if there was none."""
-        with self._lock:
-            removed = self._services.pop(barrier, None) if barrier != GC_WORKER else None
-            self._save()
-            return removed
-
-    def _set_service(self, service: str, ttl: int, ts: int) -> None:
-        if ttl <= 0:
-            self._services.pop(service, None)
-        elif self.has_barriers and service == GC_WORKER:
-            now = self.now()
-            held = [
-                each.ts
-                for (_, keyspace_id), each in self._barriers.items()
-                if keyspace_id is None and each.expires > now
-            ]
-            held += [safe_point.ts for name, safe_point in self._unexpired().items() if name != GC_WORKER]
-            lowest = min(held, default=ts)
-            self._services[service] = ServiceSafePoint(max(self._services[service].ts, min(ts, lowest)), FOREVER)
-        elif ts >= self._lowest()[1].ts:
-            self._services[service] = ServiceSafePoint(ts, self._expiry(ttl))
-
-    def _lowest(self) -> tuple[str, ServiceSafePoint]:
-        if self.has_barriers:
-            return GC_WORKER, self._services[GC_WORKER]
-        return min(sorted(self._unexpired().items()), key=lambda item: item[1].ts)
-
-    def _unexpired(self) -> dict[str, ServiceSafePoint]:
-        now = self.now()
-        self._services = {name: safe_point for name, safe_point in self._services.items() if safe_point.expires > now}
-        return self._services
-
-    def _expiry(self, ttl: int) -> int:
-        return min(self.now() + ttl, FOREVER)
-
-    def now(self) -> int:
-        return int(self._clock())
-
-    def _save(self) -> None:
-        services = {name: [safe_point.ts, safe_point.expires] for name, safe_point in self._services.items()}
-        barriers = [[*key, each.ts, each.expires] for key, each in self._barriers.items()]
-        record = json.dumps({"safe_point": self._safe_point, "services": services, "barriers": barriers})
-        self._engine.put_meta({_GC_RECORD: record.encode()})
 
 
 NAME: Final = "pd1"

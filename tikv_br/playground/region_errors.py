@@ -1,10 +1,24 @@
-"""The region errors of a store, worded as TiKV words them (recorded in golden/wire)."""
+"""The region errors of a store, worded as TiKV words them (recorded in golden/wire), and responses with one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
-from tikv_br.cluster.pb import errorpb_pb2, metapb_pb2
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.message import Message
+
+from tikv_br.cluster.pb import (
+    brpb_pb2,
+    cdcpb_pb2,
+    errorpb_pb2,
+    import_sstpb_pb2,
+    keyspacepb_pb2,
+    metapb_pb2,
+    pdpb_pb2,
+    tikvpb_pb2,
+)
 from tikv_br.playground.region import Peer, Region
 
 
@@ -75,3 +89,57 @@ def max_timestamp_not_synced(region_id: int) -> errorpb_pb2.Error:
         message=f"Max timestamp not synced: region {region_id} has a potentially stale max timestamp",
         max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced(),
     )
+
+
+_FILES: Final = (tikvpb_pb2, pdpb_pb2, brpb_pb2, import_sstpb_pb2, cdcpb_pb2, keyspacepb_pb2)
+METHODS: Final[Mapping[str, MethodDescriptor]] = {
+    method.name.lower(): method
+    for file in _FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+def can_carry_region_error(rpc: str) -> bool:
+    """Return whether the response has a field for a region error; True for ``*``, which is checked call by call."""
+    method = METHODS.get(rpc.lower())
+    return rpc == "*" if method is None else _path_to_error(method.output_type) is not None
+
+
+def with_region_error(rpc: str, error: errorpb_pb2.Error) -> Message | None:
+    """A response to ``rpc`` with nothing but the region error; None if it has no field for one."""
+    output = METHODS[rpc.lower()].output_type
+    path = _path_to_error(output)
+    if path is None:
+        return None
+    answer: Message = message_factory.GetMessageClass(output)()
+    place: Any = answer
+    for name in path:
+        if "message" in place.DESCRIPTOR.fields_by_name:  # of import_sstpb.Error
+            place.message = error.message
+        place = getattr(place, name)
+    place.CopyFrom(error)
+    return answer
+
+
+def _path_to_error(output: Descriptor) -> list[str] | None:
+    """Field names that lead to the ``errorpb.Error`` of a response, at most two steps away."""
+    for each in output.fields:
+        if each.message_type is not None and each.message_type.full_name == errorpb_pb2.Error.DESCRIPTOR.full_name:
+            return [each.name]
+    error = output.fields_by_name.get("error")
+    if error is not None and error.message_type is not None:
+        inner = _path_to_error(error.message_type)
+        return None if inner is None else ["error", *inner]
+    return None
+
+
+def region_of(request: object) -> int:
+    """The region that a request names; 0 if it names none, or is a stream."""
+    for path in (("context", "region_id"), ("sst", "region_id"), ("region", "id"), ("region_id",)):
+        value = request
+        for name in path:
+            value = getattr(value, name, None)
+        if isinstance(value, int) and value:
+            return value
+    return 0

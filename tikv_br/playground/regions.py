@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2
+from tikv_br.cluster.pb import errorpb_pb2, metapb_pb2
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground import region_errors
 from tikv_br.playground.engine import RocksEngine
@@ -218,33 +218,7 @@ class RegionTable:
         with self._lock:
             (self._down_stores.add if down else self._down_stores.discard)(store_id)
 
-    # -- the checks before every request ------------------------------------------------------------------------
-
-    def check(
-        self, context: kvrpcpb_pb2.Context, store_id: int, *, exact_epoch: bool = False, read: bool = False
-    ) -> errorpb_pb2.Error | None:
-        """The error that a store returns before it checks a request's keys, or None.
-
-        Order as in TiKV: store, region, (leader for writes,) peer, epoch, (leader for reads). The epoch's version
-        is compared; with ``exact_epoch`` (split, ingest) conf_ver too. Keys are checked by the caller with
-        `region_errors.key_not_in_region`.
-        """
-        if context.peer.store_id != store_id:
-            return region_errors.store_not_match(context.peer.store_id, store_id)
-        with self._lock:
-            region = self._by_id.get(context.region_id)
-            mine = region.peer_on(store_id) if region else None
-            if region is None or mine is None:
-                return region_errors.region_not_found(context.region_id, read=read)
-            leading = region.leader_store == store_id
-            if not leading and not read:
-                return self.not_leader(region)
-            if context.peer.id != mine.id:
-                return region_errors.mismatch_peer_id(context.peer.id, mine.id)
-            epoch = context.region_epoch
-            if epoch.version != region.version or (exact_epoch and epoch.conf_ver != region.conf_ver):
-                return region_errors.epoch_not_match(region, epoch, self.siblings(region, epoch))
-            return None if leading else self.not_leader(region)
+    # -- what errors name ---------------------------------------------------------------------------------------
 
     def siblings(self, region: Region, sent: metapb_pb2.RegionEpoch) -> list[Region]:
         """The region and, for a caller with an older epoch, the regions left of it that may have split off since."""

@@ -10,6 +10,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import region_errors
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.region import Region
+from tikv_br.playground.regions import RegionTable
 
 # Files and lines that TiKV 9.0.0-beta.2 names in its messages.
 _SNAPSHOT = "[components/tikv_kv/src/raftstore_impls.rs:86]"
@@ -51,6 +52,30 @@ def out_of_region(region: Region, key: bytes) -> RequestFault:
 def key_outside(region: Region, key: bytes) -> RegionFault:
     """A storage key outside its region."""
     return RegionFault(region_errors.key_not_in_region(region, key))
+
+
+def check_region(
+    regions: RegionTable, context: kvrpcpb_pb2.Context, store_id: int, *, read: bool = False
+) -> errorpb_pb2.Error | None:
+    """The error that a store returns before it checks a request's keys, or None.
+
+    Order as in TiKV: store, region, (leader for writes,) peer, epoch's version, (leader for reads).
+    """
+    if context.peer.store_id != store_id:
+        return region_errors.store_not_match(context.peer.store_id, store_id)
+    region = regions.get(context.region_id)
+    mine = region.peer_on(store_id) if region else None
+    if region is None or mine is None:
+        return region_errors.region_not_found(context.region_id, read=read)
+    leading = region.leader_store == store_id
+    if not leading and not read:
+        return regions.not_leader(region)
+    if context.peer.id != mine.id:
+        return region_errors.mismatch_peer_id(context.peer.id, mine.id)
+    epoch = context.region_epoch
+    if epoch.version != region.version:
+        return region_errors.epoch_not_match(region, epoch, regions.siblings(region, epoch))
+    return None if leading else regions.not_leader(region)
 
 
 class RequestChecks:
@@ -118,7 +143,7 @@ class RequestChecks:
 
     def region(self, context: kvrpcpb_pb2.Context, *, read: bool) -> Region:
         """The request's region, which this store must lead, at the epoch sent."""
-        error = self._node.regions.check(context, self._node.store_id, read=read)
+        error = check_region(self._node.regions, context, self._node.store_id, read=read)
         region = self._node.regions.get(context.region_id)
         if error is not None:
             raise RegionFault(error)

@@ -12,7 +12,7 @@ from tikv_br.errors import PlaygroundError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
 from tikv_br.playground.encoding import Encoding
-from tikv_br.playground.pd_http import PdConfig
+from tikv_br.playground.pd_config import PdConfig
 from tikv_br.playground.pd_state import PdState
 from tikv_br.playground.region import Region
 from tikv_br.playground.txn.ranges import collect_garbage
@@ -56,9 +56,10 @@ class Scheduler:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the current round."""
+        """Stop after the current round, if it was started."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         tasks: tuple[Callable[[], None], ...] = (

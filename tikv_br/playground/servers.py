@@ -1,9 +1,7 @@
-"""Servers and ports: gRPC, HTTP, PD's port with both, and ports reserved for a store that is down."""
+"""Servers and ports: gRPC, HTTP, and ports reserved for a store that is down."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import socket
 import ssl
@@ -25,8 +23,8 @@ from tikv_br.playground.settings import TlsSettings
 if TYPE_CHECKING:  # at run time the class takes no parameters
     Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
 
-_LOOPBACK: Final = "127.0.0.1"
-ANY_PORT: Final = f"{_LOOPBACK}:0"
+LOOPBACK: Final = "127.0.0.1"
+ANY_PORT: Final = f"{LOOPBACK}:0"
 
 # -- gRPC -------------------------------------------------------------------------------------------------------
 
@@ -144,7 +142,7 @@ class HttpServer:
         except OSError as error:
             raise PlaygroundError(f"cannot listen on {address}: {error.strerror}") from error
         if tls:
-            self._server.socket = _ssl_context(tls).wrap_socket(
+            self._server.socket = ssl_context(tls).wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
         self.port: int = self._server.server_address[1]
@@ -158,7 +156,8 @@ class HttpServer:
         self._thread.join()
 
 
-def _ssl_context(tls: TlsSettings) -> ssl.SSLContext:
+def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
+    """What a server needs for TLS, with clients' certificates if they are mutual."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
     context.load_cert_chain(Path(tls.cert), Path(tls.key))
     context.verify_mode = ssl.CERT_REQUIRED if tls.mutual else ssl.CERT_OPTIONAL
@@ -196,104 +195,6 @@ def _handler_of(app: App) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-# -- PD's port --------------------------------------------------------------------------------------------------
-
-_HTTP2: Final = b"PRI * HTTP/2.0"
-_CHUNK: Final = 1 << 16
-_STOP_SECONDS: Final = 5.0
-_ACCEPT_SECONDS: Final = 0.02
-"""Delay for connections being accepted when the listener closes; they would stay open without an answer."""
-
-
-class Front:
-    """PD's port: ends TLS, and passes each connection on to the gRPC or the HTTP server, by its first bytes.
-
-    One thread, one event loop.
-    """
-
-    def __init__(self, address: str, grpc_port: int, http_port: int, tls: TlsSettings | None = None) -> None:
-        self.grpc_port = grpc_port
-        self._http_port = http_port
-        self._loop = asyncio.new_event_loop()
-        self._clients: set[asyncio.StreamWriter] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        context = None
-        if tls is not None:
-            context = _ssl_context(tls)
-            context.set_alpn_protocols(["h2", "http/1.1"])
-        host, _, port = address.rpartition(":")
-        try:
-            self._server = self._loop.run_until_complete(
-                asyncio.start_server(self._accept, host, int(port), ssl=context)
-            )
-        except OSError as error:
-            self._loop.close()
-            raise PlaygroundError(f"cannot listen on {address}: {error.strerror}") from error
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pd-front", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop accepting and drop every connection."""
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_STOP_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _stop(self) -> None:
-        for listener in self._server.sockets:
-            self._loop.remove_reader(listener.fileno())
-        await asyncio.sleep(_ACCEPT_SECONDS)
-        self._server.close()
-        for writer in self._clients:
-            writer.transport.abort()
-        await self._idle.wait()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._clients.add(writer)
-        self._idle.clear()
-        try:
-            # A client that disconnects, or speaks no TLS, ends its own connection and nothing else.
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                await self._serve(reader, writer)
-        finally:
-            writer.close()
-            self._clients.discard(writer)
-            if not self._clients:
-                self._idle.set()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        first = await reader.read(_CHUNK)
-        while first and len(first) < len(_HTTP2) and _HTTP2.startswith(first):
-            more = await reader.read(_CHUNK)
-            if not more:
-                return
-            first += more
-        if not first:
-            return
-        port = self.grpc_port if first.startswith(_HTTP2) else self._http_port
-        inner_reader, inner_writer = await asyncio.open_connection(_LOOPBACK, port)
-        inner_writer.write(first)
-        pumps = [
-            asyncio.create_task(_pump(reader, inner_writer)),
-            asyncio.create_task(_pump(inner_reader, writer)),
-        ]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            inner_writer.transport.abort()  # not `close`, which may still wait for the server when the loop ends
-
-
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    while data := await source.read(_CHUNK):
-        sink.write(data)
-        await sink.drain()
-
-
 class ReservedPort:
     """A port that refuses connections, and that the kernel gives to nobody else: its socket is bound and does not listen.
 
@@ -305,12 +206,12 @@ class ReservedPort:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((_LOOPBACK, port))
+            self._socket.bind((LOOPBACK, port))
         except OSError as error:
             self._socket.close()
-            raise PlaygroundError(f"cannot listen on {_LOOPBACK}:{port}: {error.strerror}") from error
+            raise PlaygroundError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
-        self.address = f"{_LOOPBACK}:{self.port}"
+        self.address = f"{LOOPBACK}:{self.port}"
 
     def close(self) -> None:
         """Release the port."""

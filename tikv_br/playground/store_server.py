@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -9,15 +10,18 @@ from typing import Final
 
 import grpc
 
+from tikv_br.errors import PlaygroundError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.playground.failpoints import FailpointInterceptor
+from tikv_br.playground.interceptor import FailpointInterceptor
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.request_checks import MAX_KEY_SIZE
-from tikv_br.playground.servers import AddServices, HttpServer, Reply, Request, ReservedPort, start_server
+from tikv_br.playground.servers import ANY_PORT, AddServices, HttpServer, Reply, Request, ReservedPort, start_server
 from tikv_br.playground.settings import Settings
 from tikv_br.playground.store_state import CallClock
 
 _NOT_FOUND: Final = 404
+_POLL_SECONDS: Final = 0.05
+_log = logging.getLogger(__name__)
 
 
 def _status_reply(request: Request, node: StoreNode, settings: Settings) -> Reply:
@@ -73,8 +77,24 @@ class StoreServer:
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
 
-    def start(self) -> None:
-        """Open both ports, unless it runs, and set the node's addresses. Raises `PlaygroundError` if a port is taken."""
+    def start(self, patience: float = 0.0) -> None:
+        """Start on the node's addresses, unless it runs; on others if those are not free within ``patience`` seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return self._open()
+            except PlaygroundError:  # another program took a port while the store was down
+                self.stop()
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(_POLL_SECONDS)
+        _log.warning("store %d moves to other ports", self.node.store_id)
+        self.release_ports()
+        self.node.address = self.node.status_address = ANY_PORT
+        return self._open()
+
+    def _open(self) -> None:
+        """Open both ports, and set the node's addresses. Raises `PlaygroundError` if a port is taken."""
         node, settings = self.node, self._settings
         with self._lock:
             if self._grpc is not None:

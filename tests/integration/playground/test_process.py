@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground import launcher
-from tikv_br.playground.launcher import Home
+from tikv_br.playground.home import Home
 
 FAST = {"keyspace_split_delay": 0.0, "balance": False}
 

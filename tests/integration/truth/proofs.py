@@ -20,7 +20,7 @@ from tikv_br.backupset.lease_record import Lease, LeaseOwner
 from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd_http import gc_status
-from tikv_br.playground.launcher import Home
+from tikv_br.playground.home import Home
 from tikv_br.records import dump
 from tikv_br.tasks import pack
 

@@ -11,7 +11,7 @@ from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import EtcdLeaseExpired
 from tikv_br.gc.status import FOREVER
 from tikv_br.playground.engine import RocksEngine
-from tikv_br.playground.pd_state import GcState
+from tikv_br.playground.pd_gc import GcState
 
 
 class Memory:

@@ -111,7 +111,7 @@ def test_statuses_and_waiting() -> None:
     """A status ends the call; a delay and a command come first, and leave later failpoints their turn."""
     ran: list[tuple[str, Mapping[str, Any]]] = []
     table = FailpointTable()
-    table.use_commands(lambda name, arguments: ran.append((name, arguments)))
+    table.run_command = lambda name, arguments: ran.append((name, arguments))
     table.add({"rpc": "Download", "action": {"delay": {"seconds": 0.05}}})
     table.add({"rpc": "Download", "action": {"command": {"name": "split", "arguments": {"keys": ["6b"]}}}})
     table.add({"rpc": "Download", "action": {"abort": {"code": "RESOURCE_EXHAUSTED", "details": "full"}}})

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.clock import Clock
 from tikv_br.playground.engine import RocksEngine
-from tikv_br.playground.pd_state import FOREVER, GC_WORKER, GcRefusal, GcState, ServiceSafePoint
+from tikv_br.playground.pd_gc import FOREVER, GC_WORKER, GcRefusal, GcState, ServiceSafePoint
 
 
 def test_claims_expire(engine: RocksEngine) -> None:

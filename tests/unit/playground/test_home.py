@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.launcher import Home, registered_homes
+from tikv_br.playground.home import Home, registered_homes
 from tikv_br.playground.settings import Settings, TlsSettings
 
 HOLD = (

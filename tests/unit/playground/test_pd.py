@@ -12,7 +12,8 @@ import pytest
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.engine import RocksEngine
-from tikv_br.playground.pd_http import PdConfig, PdHttpApi
+from tikv_br.playground.pd_config import PdConfig
+from tikv_br.playground.pd_http import PdHttpApi
 from tikv_br.playground.pd_state import Keyspaces
 from tikv_br.playground.region import RegionSizes
 from tikv_br.playground.servers import Request

@@ -13,6 +13,7 @@ from tikv_br.errors import PlaygroundError
 from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.region import Region
 from tikv_br.playground.regions import RegionTable
+from tikv_br.playground.request_checks import check_region
 
 KEYS = st.binary(min_size=1, max_size=3)
 
@@ -132,10 +133,10 @@ def test_order_of_checks(engine: RocksEngine) -> None:
     """Store, region, peer, epoch, leader for reads; the leader comes before peer and epoch for writes."""
     table = table_of(engine)
     [region] = table.all()
-    assert table.check(context(region, 1), 1) is None
+    assert check_region(table, context(region, 1), 1) is None
 
     def kinds(asked: kvrpcpb_pb2.Context, store_id: int, *, read: bool) -> set[str]:
-        error = table.check(asked, store_id, read=read)
+        error = check_region(table, asked, store_id, read=read)
         assert error is not None
         return {field.name for field, _ in error.ListFields()} - {"message"}
 
@@ -150,23 +151,13 @@ def test_order_of_checks(engine: RocksEngine) -> None:
     assert kinds(context(region, 1, peer_id=77, version=9), 1, read=False) == {"mismatch_peer_id"}
 
 
-def test_conf_ver_counts_only_where_asked(engine: RocksEngine) -> None:
-    """Reads and writes compare the version alone, splits and ingests conf_ver too."""
-    table = table_of(engine)
-    asked = context(table.all()[0], 1, conf_ver=1)
-    assert table.check(asked, 1) is None
-    error = table.check(asked, 1, exact_epoch=True)
-    assert error is not None
-    assert error.HasField("epoch_not_match")
-
-
 def test_the_hint_at_a_dead_leader_is_left_out(engine: RocksEngine) -> None:
     """A follower does not send callers to a store that is down."""
     table = table_of(engine)
     [region] = table.all()
-    alive = table.check(context(region, 4), 4)
+    alive = check_region(table, context(region, 4), 4)
     table.set_store_down(1, down=True)
-    dead = table.check(context(region, 4), 4)
+    dead = check_region(table, context(region, 4), 4)
     assert alive is not None
     assert dead is not None
     assert alive.not_leader.leader.store_id == 1

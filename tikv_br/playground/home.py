@@ -1,0 +1,121 @@
+"""The directory of a playground: its lock, its published state, and the list of a user's playgrounds."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from tikv_br.errors import PlaygroundError
+
+STATE_FILE: Final = "state.json"
+LOG_FILE: Final = "playground.log"
+_LOCK_FILE: Final = "lock"
+
+
+class Home:
+    """The directory of one playground. A running server holds its lock, which the kernel releases when the process ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.expanduser().absolute()
+        self.log = self.directory / LOG_FILE
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock. Raises `PlaygroundError` if another process holds it, or the directory cannot be used."""
+        with self._lock_file() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = (self.state() or {}).get("pid", "unknown")
+                raise PlaygroundError(
+                    f"a playground is already running in {self.directory} (process {pid})",
+                    hint=f"Stop it first: tikv-br playground stop --dir {self.directory}",
+                ) from None
+            yield
+
+    def _lock_file(self) -> TextIO:
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: it may contain copies of real data
+            return (self.directory / _LOCK_FILE).open("w")
+        except OSError as error:
+            raise PlaygroundError(f"cannot use the directory {self.directory}: {error.strerror}") from error
+
+    def is_running(self) -> bool:
+        if not (self.directory / _LOCK_FILE).exists():
+            return False
+        try:
+            with self.locked():
+                return False
+        except PlaygroundError:
+            return True
+
+    def state(self) -> dict[str, Any] | None:
+        """The state that the server wrote when it was ready; None before. It remains after the server's end.
+
+        Raises `PlaygroundError`.
+        """
+        path = self.directory / STATE_FILE
+        try:
+            state = json.loads(path.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise PlaygroundError(
+                f"cannot read {path}: {error}", hint="Stop the playground's process, and remove the directory."
+            ) from None
+        if not isinstance(state, dict):
+            raise PlaygroundError(f"{path} was not written by a playground", hint="Remove the directory.")
+        return state
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Publish that the server is ready, with its addresses."""
+        _write_atomically(self.directory / STATE_FILE, json.dumps(state, indent=2))
+
+    def clear_state(self) -> None:
+        """Remove the state of an earlier server."""
+        (self.directory / STATE_FILE).unlink(missing_ok=True)
+
+    def register(self) -> None:
+        """Add the directory to the list of this user's playgrounds."""
+        _registry().mkdir(parents=True, exist_ok=True)
+        _write_atomically(self._entry(), json.dumps({"dir": str(self.directory)}))
+
+    def unregister(self) -> None:
+        """Remove the directory from the list, if it is on it."""
+        self._entry().unlink(missing_ok=True)
+
+    def _entry(self) -> Path:
+        return _registry() / f"{hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:16]}.json"
+
+
+def registered_homes() -> list[Home]:
+    """All playgrounds on the list whose directory still exists; other entries are removed."""
+    homes = []
+    for entry in sorted(_registry().glob("*.json")):
+        try:
+            home = Home(Path(json.loads(entry.read_text())["dir"]))
+        except (ValueError, KeyError, TypeError):  # a damaged entry
+            entry.unlink(missing_ok=True)
+            continue
+        if home.directory.is_dir():
+            homes.append(home)
+        else:
+            home.unregister()
+    return homes
+
+
+def _registry() -> Path:
+    state_home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state_home).expanduser() / "tikv-br" / "playgrounds"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.replace(path)
