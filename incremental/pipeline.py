@@ -26,7 +26,7 @@ from tikv_br.incremental.feed.status import FeedStatus
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.writer import SinkStopped, SinkWriter
 from tikv_br.incremental.sorter import Sorter
-from tikv_br.incremental.status import RATE_SECONDS, Rate, SyncStatus, WriteLag
+from tikv_br.incremental.status import Rate, SyncStatus, WriteLag
 from tikv_br.patience import Patience
 from tikv_br.tasks.task import keep_freed_memory
 
@@ -121,8 +121,8 @@ class Replicator:
             stop=stop,
             check=safe_point.check,
         )
-        self._rate = Rate(RATE_SECONDS)
-        self._write_lag = WriteLag(RATE_SECONDS, timestamp_age=timestamp_age)
+        self._rate = Rate()
+        self._write_lag = WriteLag(timestamp_age)
 
     def run(self) -> None:
         """Replicate until `stop` is set, or until the feed ends; then save the checkpoint, also after an error.
@@ -231,8 +231,7 @@ class Replicator:
             saved_ms=time.time_ns() // 1_000_000,
             missed=self._missed,
         )
-        patience = self._options.state_patience
-        failures = Patience(patience, f"{patience:g} s")
+        failures = Patience(self._options.state_patience, "a sync may wait for its state")
         while True:
             try:
                 self._checkpoints.save(checkpoint)

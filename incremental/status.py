@@ -59,10 +59,9 @@ class SyncStatus:
 
 
 class Rate:
-    """Increase of a total per second, over the last `seconds`."""
+    """Increase of a total per second, over the last `RATE_SECONDS`."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: deque[tuple[float, float]] = deque([(clock(), 0)])
 
@@ -70,16 +69,16 @@ class Rate:
         """Record the current total."""
         now = self._clock()
         self._counts.append((now, total))
-        while len(self._counts) > 2 and self._counts[1][0] < now - self._seconds:
+        while len(self._counts) > 2 and self._counts[1][0] < now - RATE_SECONDS:
             self._counts.popleft()
 
     def value(self, total: float) -> float:
         """The current rate, given the current total."""
         now = self._clock()
         counts = self._counts.copy()
-        before = [count for at, count in counts if at <= now - self._seconds]
+        before = [count for at, count in counts if at <= now - RATE_SECONDS]
         if before:
-            return (total - before[-1]) / self._seconds
+            return (total - before[-1]) / RATE_SECONDS
         since, count = counts[0]
         return (total - count) / (now - since) if now > since else 0.0
 
@@ -92,11 +91,8 @@ class WriteLag:
     was no later than that, so the estimate is never too high. It is too low by the delay from the store to here, at most that age.
     """
 
-    def __init__(
-        self, seconds: float, clock: Callable[[], float] = time.time, timestamp_age: float = DEFAULT_TIMESTAMP_AGE
-    ) -> None:
-        """`clock` returns seconds since the epoch; the window of the median is the last `seconds`."""
-        self._seconds = seconds
+    def __init__(self, timestamp_age: float = DEFAULT_TIMESTAMP_AGE, clock: Callable[[], float] = time.time) -> None:
+        """`clock` returns seconds since the epoch."""
         self._timestamp_age = timestamp_age
         self._clock = clock
         self._sampled_at = 0.0
@@ -122,13 +118,13 @@ class WriteLag:
         if done:
             self._pending = [each for each in self._pending if each[0] > ts]
             self._confirmed.extend((now, now - since) for since in done)
-        while self._confirmed and self._confirmed[0][0] <= now - self._seconds:
+        while self._confirmed and self._confirmed[0][0] <= now - RATE_SECONDS:
             self._confirmed.popleft()
 
     def value(self) -> float | None:
-        """The median lag in the window; if nothing was confirmed in it, the age of the oldest pending change."""
+        """The median lag of the last `RATE_SECONDS`; if nothing was confirmed in it, the age of the oldest pending change."""
         now = self._clock()
-        lags = [lag for at, lag in self._confirmed.copy() if at > now - self._seconds]
+        lags = [lag for at, lag in self._confirmed.copy() if at > now - RATE_SECONDS]
         if lags:
             return median(lags)
         pending = [since for _, since in self._pending.copy()]

@@ -31,8 +31,6 @@ from tikv_br.formats.keys.ranges import KeyRange
 ROOT: Final = "/tikv-br"
 SPANS: Final = 2
 """Default number of tasks of a changefeed."""
-MAX_SPANS: Final = 100
-"""A transaction of etcd has at most 128 operations."""
 MAX_POLL_SECONDS: Final = 1.0
 """Maximum seconds between two reads of the group's state by a capture."""
 MAX_WRITE_MS: Final = 30_000

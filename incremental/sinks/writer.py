@@ -22,7 +22,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats import columns
 from tikv_br.incremental.sinks.base import Sink
-from tikv_br.incremental.status import RATE_SECONDS, Rate
+from tikv_br.incremental.status import Rate
 from tikv_br.patience import Patience
 from tikv_br.retry import Backoff
 
@@ -63,7 +63,7 @@ class SinkWriter:
         self._patience = Patience(patience, "--sink-patience", f"the sink, {sink.place}, accepts no writes")
         self._limit = RateLimit(rate_limit, sleep=self._wait_for_limit)
         self._limited_seconds = 0.0
-        self._limited = Rate(RATE_SECONDS)
+        self._limited = Rate()
         self.failures = 0
         """Number of batches that the sink failed and that were retried."""
         self.last_error = ""

@@ -7,27 +7,20 @@ segment is valid by itself, so an interrupted compaction keeps what it has finis
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from tikv_br.archive.chunks import TASK_BYTES, Chunk, plan_chunks
-from tikv_br.archive.log import LogArchive, read_log_rows
+from tikv_br.archive.chunks import TASK_BYTES, Chunk, CompactionJob, RewrittenChunk, plan_chunks, rewrite_chunk
+from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import GRACE_SECONDS, RemovalPlan, acquire_lock, plan_clean_up, remove
 from tikv_br.archive.records import Segment
-from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.lease import PathLease
 from tikv_br.backupset.sealed import write_record
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.errors import LogDamaged, StorageError, StorageObjectMissing, UsageError
-from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.errors import LogDamaged, UsageError
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.steps import FunctionStep, Step, run_steps
 from tikv_br.storage.base import ObjectStore
@@ -35,17 +28,9 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorChoice, ExecutorKind, ExecutorOptions, choose_executor, run_tasks
 from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
-from tikv_br.tasks.task import TaskContext
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FILE_BYTES = 96 << 20
 """Keys and values of a file, about."""
-ROW_GROUPS = 64
-"""Approximate number of row groups of a file: a task that merges some of the keys reads little more than their rows."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +212,9 @@ def rewrite(context: CompactionContext) -> None:
     options, chunks = context.options, context.chunks
     slots = options.concurrency or os.cpu_count() or 1
     rate_limit = RateLimit(options.rate_limit).share(context.executor, slots, len(chunks))
-    job = CompactionJob(options, context.archive.codec, rate_limit)
+    job = CompactionJob(
+        options.storage, options.log_id, context.archive.codec, rate_limit, options.task_bytes, options.file_bytes
+    )
 
     def add(result: RewrittenChunk) -> None:
         context.confirm_lock()
@@ -272,84 +259,3 @@ def remove_replaced(context: CompactionContext) -> None:
     plan = plan_clean_up(context.archive, context.options.grace)
     remove(context.archive, plan)
     context.removal = plan
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionJob:
-    """Parameters that all tasks of a run share. Picklable."""
-
-    options: CompactionOptions
-    codec: KeyCodec
-    rate_limit: RateLimit
-
-
-@dataclass(frozen=True, slots=True)
-class RewrittenChunk:
-    """Result of a task."""
-
-    index: int
-    """Index of the chunk."""
-    files: tuple[FileEntry, ...]
-
-
-def rewrite_chunk(job: CompactionJob, chunk: Chunk, context: TaskContext) -> RewrittenChunk:
-    """Rewrite the files of a chunk. Raises `LogDamaged` that names the file, `StorageError`."""
-    store = open_store(job.options.storage)
-    written: list[FileEntry] = []
-    buffer: list[pa.RecordBatch] = []
-    size = 0
-    try:
-        for file in chunk.files:
-            for batch in _rows_of(store, file, job.codec):
-                if buffer and size + batch.nbytes > job.options.task_bytes:
-                    written += _write_sorted(job, store, chunk.span, buffer)
-                    size = 0
-                buffer.append(batch)
-                size += batch.nbytes
-                context.report(data_bytes=batch["key"].nbytes + batch["value"].nbytes, keys=batch.num_rows)
-        written += _write_sorted(job, store, chunk.span, buffer)
-    except BaseException:
-        for file in written:
-            try:
-                store.delete(file.name)
-            except StorageError as error:
-                log.warning("cannot remove %s of a failed task: %s", file.name, error.message)
-        raise
-    return RewrittenChunk(context.index, tuple(written))
-
-
-def _rows_of(store: ObjectStore, file: FileEntry, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    try:
-        for batch in read_log_rows(store, file, codec):
-            rows += batch.num_rows
-            yield batch
-    except StorageObjectMissing as error:
-        raise LogDamaged(error.message) from None
-    if rows != file.total_kvs:
-        raise LogDamaged(f"{file.name} has {rows:,} rows in its range of keys, not {file.total_kvs:,} as recorded")
-
-
-def _write_sorted(
-    job: CompactionJob, store: ObjectStore, span: KeyRange, buffer: list[pa.RecordBatch]
-) -> Iterator[FileEntry]:
-    """Write the rows of a buffer, which is emptied, as files that follow each other in key order."""
-    import numpy as np
-    import pyarrow as pa
-
-    from tikv_br.archive.writer import write_rows
-    from tikv_br.formats import columns
-    from tikv_br.formats.order import by_version
-
-    if not buffer:
-        return
-    rows = pa.concat_batches(buffer)
-    buffer.clear()
-    rows = by_version(rows)
-    offsets = columns.view(rows["key"])[0] + columns.view(rows["value"])[0]
-    size = int(offsets[-1] - offsets[0])
-    count = max(round(size / job.options.file_bytes), 1)
-    cuts = np.searchsorted(offsets - offsets[0], [size * part // count for part in range(1, count)])
-    for first, end in pairwise(sorted({0, *map(int, cuts), rows.num_rows})):
-        part = rows.slice(first, end - first)
-        yield write_rows(store, job.options.log_id, span, job.codec, part, job.rate_limit, ROW_GROUPS)

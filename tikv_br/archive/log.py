@@ -7,27 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tikv_br.archive.checkpoints import newest_checkpoint
 from tikv_br.archive.coverage import Coverage, LogGap
-from tikv_br.archive.records import (
-    DATA,
-    DESCRIPTION,
-    STATE,
-    TRUNCATION,
-    LogDescription,
-    Segment,
-    SegmentName,
-    Truncation,
-    check_id,
-)
-from tikv_br.backupset.files import FileEntry, replaced_size_damage, verify_file_content, verify_file_identity
+from tikv_br.archive.objects import DamagedObject, read_checkpoint_ts, read_segment, read_truncated_ts
+from tikv_br.archive.records import DESCRIPTION, LogDescription, Segment, SegmentName, check_id
+from tikv_br.backupset.files import FileEntry, verify_file_content, verify_file_identity
 from tikv_br.backupset.rows import read_rows
 from tikv_br.backupset.sealed import read_record
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, BackupNotFound, LogDamaged, StorageObjectMissing, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
-from tikv_br.storage.base import ObjectStore, exists
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
@@ -35,6 +25,7 @@ if TYPE_CHECKING:
 
 READERS = 16
 """Number of segments read at once."""
+_INGEST_HINT = "Restore to a time before that, or start from a full backup that was made after it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +37,6 @@ class LogSource:
 
     def __post_init__(self) -> None:
         check_id(self.id)
-
-
-_INGEST_HINT = "Restore to a time before that, or start from a full backup that was made after it."
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedObject:
-    """An object that is missing or altered. Its segment counts as missing."""
-
-    name: str
-    problem: str
-    """A sentence that names the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +91,12 @@ class LogArchive:
     def _read(cls, store: ObjectStore, log_id: str, known: Mapping[str, Segment]) -> LogArchive:
         description = cls.describe(store, log_id)
         damage: list[DamagedObject] = []
-        checkpoint_ts = _checkpoint_ts(store, description, damage)  # before the segments, which may become more
-        truncated_ts = _truncated_ts(store, log_id, damage)
+        checkpoint_ts = read_checkpoint_ts(store, description, damage)  # before the segments, which may become more
+        truncated_ts = read_truncated_ts(store, log_id, damage)
         sizes = {info.name: info.size for info in store.list(log_id)}
         names = {name: parsed for name in sizes if (parsed := SegmentName.parse(name))}
         with ThreadPoolExecutor(READERS, thread_name_prefix="log") as pool:
-            reads = pool.map(lambda name: _segment(store, log_id, name, sizes, known.get(name)), names)
+            reads = pool.map(lambda name: read_segment(store, log_id, name, sizes, known.get(name)), names)
             found = dict(zip(names, reads, strict=True))
         whole = sorted(
             (each for each in found.values() if isinstance(each, Segment)),
@@ -291,56 +270,3 @@ def read_log_rows(
         yield from read_rows(store, file, codec, span)
     except BackupDamaged as error:
         raise LogDamaged(f"the log at {store.location.redacted()} is damaged: {error.message}") from None
-
-
-def _checkpoint_ts(store: ObjectStore, description: LogDescription, damage: list[DamagedObject]) -> int:
-    """The ts of the newest owner's checkpoint."""
-    if not description.has_checkpoint:
-        return 0
-    folder = f"{description.log_id}/{STATE}"
-    problem = f"{folder}/checkpoint is missing: whether the log lacks its end is unknown"
-    try:
-        if found := newest_checkpoint(store, folder, description.log_id):
-            return found.checkpoint_ts
-    except BackupDamaged as error:
-        problem = error.message
-    damage.append(DamagedObject(folder, problem))
-    return 0
-
-
-def _truncated_ts(store: ObjectStore, log_id: str, damage: list[DamagedObject]) -> int:
-    name = f"{log_id}/{TRUNCATION}"
-    try:
-        found = read_record(store, Truncation, name)
-    except StorageObjectMissing:
-        return 0
-    except BackupDamaged as error:
-        damage.append(DamagedObject(name, error.message))
-        return 0
-    if found.log_id != log_id:
-        damage.append(DamagedObject(name, f"{name} is damaged: it belongs to the log {found.log_id}"))
-        return 0
-    return found.restorable_from
-
-
-def _segment(
-    store: ObjectStore, log_id: str, name: str, sizes: dict[str, int], known: Segment | None
-) -> Segment | DamagedObject:
-    """A segment whose files are all there in their size."""
-    try:
-        found = known or read_record(store, Segment, name)
-    except (BackupDamaged, StorageObjectMissing) as error:
-        return DamagedObject(name, f"{name} is missing" if isinstance(error, StorageObjectMissing) else error.message)
-    if found.name != name or found.log_id != log_id:
-        return DamagedObject(name, f"{name} is damaged: its content is that of {found.name}")
-    for file in found.files:
-        if not file.name.startswith(f"{log_id}/{DATA}/"):
-            return DamagedObject(name, f"{name} is damaged: {file.name} is not a data file of this log")
-        size = sizes.get(file.name)
-        if size is None:  # perhaps written after the names were listed
-            size = store.stat(file.name).size if exists(store, file.name) else None
-        if size is None:
-            return DamagedObject(file.name, f"{file.name} is missing")
-        if problem := replaced_size_damage(store, file, size):
-            return DamagedObject(file.name, f"{file.name} {problem}")
-    return found

@@ -62,6 +62,7 @@ class CreateFlags(GroupFlags):
         metavar="NAME",
         show_default=CHANGEFEED_ID,
     )
+    # A transaction of etcd has at most 128 operations.
     spans: int = flag(2, "Number of sub-spans. Up to this many captures share the work.", limits=(1, 100))
     sink: SharedSinkFlags
     start: StartFlags

@@ -10,7 +10,7 @@ Imports the other operations and composes them; they do not import it. In readin
 - `backups`: the backup to rehearse with
 - `recovery`: restore and verification
 - `damage`: the damage of the other scenarios, and whether it is detected
-- `point`: restore to a random time, and its comparison with backup and log
+- `point`, `log_comparison`: restore to a random time, and its comparison with backup and log
 - `live_source`: its comparison with the source
 - `tail`: following the source into the target
 - `cutover`: the steps of ``--tail``

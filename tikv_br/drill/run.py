@@ -12,7 +12,7 @@ from tikv_br import run_id
 from tikv_br.backupset import lease
 from tikv_br.backupset.lease import PathLease
 from tikv_br.cluster.cluster import ClusterPool
-from tikv_br.drill import backups, cutover, damage, point, recovery
+from tikv_br.drill import backups, cutover, damage, log_comparison, point, recovery
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.history import MAX_TREND, REPORTS, PastDrill, read_past_drills, remove_old_drills
 from tikv_br.drill.ledger import BackupRemover, Cleaner, EntryKind, Ledger, Remover, read_ledgers
@@ -140,7 +140,7 @@ def _scenario_steps(options: DrillOptions) -> list[Step[DrillContext]]:
                 FunctionStep("check that a sync is refused", damage.check_sync_is_refused),
             ]
         case Scenario.POINT_IN_TIME:
-            return [prepare, FunctionStep("restore", point.restore), FunctionStep("verify", point.verify)]
+            return [prepare, FunctionStep("restore", point.restore), FunctionStep("verify", log_comparison.verify)]
 
 
 def report_steps() -> list[Step[DrillContext]]:
@@ -148,7 +148,7 @@ def report_steps() -> list[Step[DrillContext]]:
     return [
         FunctionStep(WRITE_REPORT, _write_report),
         FunctionStep("remove old drills", _remove_old_drills),
-        FunctionStep("write the index", _write_index),
+        FunctionStep("write the index", lambda context: write_index(context.home, read_past_drills(context.home))),
         FunctionStep(NOTIFY, _notify),
     ]
 
@@ -280,10 +280,6 @@ def _remove_old_drills(context: DrillContext) -> None:
         folder = open_store(context.options.backups)
         problems = remove_old_drills(context.home, folder, read_past_drills(context.home), context.options.keep_last)
         _add_notices(context, problems)
-
-
-def _write_index(context: DrillContext) -> None:
-    write_index(context.home, read_past_drills(context.home))
 
 
 def _notify(context: DrillContext) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import pickle
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ _MODULES = ("grpc", "numba", "obstore", "pyarrow", "zstandard")
 _EXECUTOR_SECONDS = 300.0
 """Seconds for which no executor may be available: a cluster may be busy."""
 _CANCEL_SECONDS = 10.0
+_MASTER_SECONDS = 10.0
 _MARKED = re.compile(re.escape(shipped.MARK) + r"(.*?)\|(.*?)" + re.escape(shipped.MARK))
 _HOST = re.compile(r"TID \d+\) \((\S+) executor")
 _VERSIONS = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+) than.*?driver: (\S+?),")
@@ -78,6 +80,25 @@ def _pickle_by_value() -> None:
     from pyspark.cloudpickle import register_pickle_by_value
 
     register_pickle_by_value(shipped)  # type: ignore[no-untyped-call]
+
+
+def check_reachable(master: str) -> None:
+    """Connect to a standalone cluster: Spark itself would try for minutes. Raises `SparkUnavailable`."""
+    if not master.startswith("spark://"):
+        return
+    problems = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _MASTER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            problems.append(f"{address}: {error}")
+        else:
+            return
+    raise SparkUnavailable(
+        f"cannot connect to the Spark master {'; '.join(problems)}",
+        hint="Check --spark-master, whether the master runs, and the network.",
+    )
 
 
 def check_workers(context: SparkContext, master: str) -> None:

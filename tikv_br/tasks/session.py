@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -22,38 +21,21 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tikv_br import pandas_import
 from tikv_br.errors import SparkUnavailable, UsageError
-from tikv_br.tasks.jobs import check_workers
+from tikv_br.tasks.jobs import check_reachable, check_workers
 from tikv_br.tasks.settings import LOOPBACK, NO_SETTINGS, SessionPlan, SparkSettings, check_settings, is_local
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
 
-
 logger = logging.getLogger(__name__)
 
-
 MIN_JAVA = 17
-
-
 _LAUNCHES = 3  # of a JVM that ends without output
-
-
-_MASTER_SECONDS = 10.0
-
-
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Variable of a process that spark-submit started, beside a JVM of its own."""
-
-
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-
-
 _PYTHON = "PYSPARK_PYTHON"
-
-
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
-
-
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """This JVM only steers tasks: its better compiler costs more than half of all its processor time, and never pays."""
 
@@ -91,7 +73,7 @@ def spark_context(
     pandas_import.allow()
     check_settings(master, settings)
     check_java()
-    _check_reachable(master)
+    check_reachable(master)
     begin = time.monotonic()
     with (
         tempfile.TemporaryFile() as log,
@@ -120,25 +102,6 @@ def submitted_master() -> str:
 def driver_host(context: SparkContext) -> str:
     """Return the address under which executors reach this process."""
     return context.getConf().get("spark.driver.host") or LOOPBACK
-
-
-def _check_reachable(master: str) -> None:
-    """Connect to a standalone cluster: Spark itself would try for minutes. Raises `SparkUnavailable`."""
-    if not master.startswith("spark://"):
-        return
-    problems = []
-    for address in master.removeprefix("spark://").split(","):
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _MASTER_SECONDS).close()
-        except (OSError, OverflowError) as error:
-            problems.append(f"{address}: {error}")
-        else:
-            return
-    raise SparkUnavailable(
-        f"cannot connect to the Spark master {'; '.join(problems)}",
-        hint="Check --spark-master, whether the master runs, and the network.",
-    )
 
 
 @contextlib.contextmanager
@@ -251,16 +214,9 @@ def _properties_file(properties: dict[str, str]) -> Iterator[None]:
 
 
 def _escaped(text: str) -> str:
-    """A key or a value for Java's Properties: everything but letters, digits and a few signs as UTF-16."""
-    plain = re.compile(r"[\w.,/-]", re.ASCII)
-    return "".join(
-        each if plain.fullmatch(each) else "".join(f"\\u{unit:04x}" for unit in _utf16(each)) for each in text
-    )
-
-
-def _utf16(character: str) -> tuple[int, ...]:
-    encoded = character.encode("utf-16-be", "surrogatepass")
-    return struct.unpack(f">{len(encoded) // 2}H", encoded)
+    """A key or a value for Java's Properties: each unit of UTF-16 as an escape."""
+    encoded = text.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{unit:04x}" for unit in struct.unpack(f">{len(encoded) // 2}H", encoded))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -87,7 +86,7 @@ def test_a_new_leader_syncs_its_timestamps_first(tmp_path: Path) -> None:
         assert answer.region_error.HasField("max_timestamp_not_synced")
         assert str(region.id) in answer.region_error.message
         assert client.get(b"k") == b"old leader"
-        client.playground.settings = replace(client.playground.settings, ts_sync_delay=0.05)
+        client.playground._renewal._sync_delay = 0.05
         client.playground.regions.transfer_leader(region.id, region.leader_store)
         client.playground.regions.transfer_leader(region.id, target)
         eventually(lambda: client.put(b"k", b"new leader") == kv.RawPutResponse())

@@ -126,7 +126,7 @@ class Sync:
 def test_the_lag_of_writes_counts_from_their_arrival() -> None:
     """A timestamp may be 3 s older than its write; what came later than that has been delayed on its way."""
     now = [1000.0]
-    lag = WriteLag(10.0, clock=lambda: now[0])
+    lag = WriteLag(clock=lambda: now[0])
     assert lag.value() is None
     for number, (arrived, age) in enumerate(((1000.0, 2.9), (1000.2, 0.1), (1000.4, 103.0))):  # the last by 100 s
         now[0] = arrived
@@ -146,7 +146,7 @@ def test_the_lag_of_writes_counts_from_their_arrival() -> None:
 def test_the_lag_of_writes_is_bounded_in_memory() -> None:
     """While nothing is acknowledged samples are thinned out, and the oldest stays."""
     now = [1000.0]
-    lag = WriteLag(10.0, clock=lambda: now[0])
+    lag = WriteLag(clock=lambda: now[0])
     for _ in range(5000):
         lag.record_arrival(compose(round(1000 * now[0])))
         now[0] += 1.0
@@ -415,7 +415,7 @@ def test_a_replaced_sync_stops(sync: Sync) -> None:
 def test_the_rate_is_of_the_last_while() -> None:
     """Events long ago do not count."""
     now = [0.0]
-    rate = Rate(10.0, lambda: now[0])
+    rate = Rate(lambda: now[0])
     for second in range(1, 31):
         now[0] = second
         rate.record(min(second, 10) * 100)
