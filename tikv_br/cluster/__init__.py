@@ -7,7 +7,7 @@ Modules, in reading order:
 - `config`: addresses, timeouts and TLS files
 - `cluster`: one cluster with its clients; the timestamp flush; the first key of a range
 - `channel`: gRPC channels, and gRPC statuses as errors
-- `pd_connection`, `pd`: the connection to PD's leader, and PD's gRPC calls
+- `pd_errors`, `pd_connection`, `pd`: errors of PD, the connection to its leader, and its gRPC calls
 - `pd_http`: PD's HTTP API, and cluster status
 - `topology`: stores, and the API version that they are configured with
 - `store`, `event_feed`: the calls of one store, the pool of all stores, and a store's changes

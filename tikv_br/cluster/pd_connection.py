@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,28 +17,8 @@ from tikv_br.cluster.config import ClusterConfig, bare_address, explain_failure,
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pb.keyspacepb_pb2_grpc import KeyspaceStub
 from tikv_br.cluster.pb.pdpb_pb2_grpc import PDStub
-from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, ClusterUnreachable, RequestRefused
-
-HEADER_ERRORS: Mapping[int, type[ClusterError]] = {
-    pdpb_pb2.UNKNOWN: RequestRefused,
-    pdpb_pb2.NOT_BOOTSTRAPPED: ClusterUnfit,
-    pdpb_pb2.STORE_TOMBSTONE: RequestRefused,
-    pdpb_pb2.ALREADY_BOOTSTRAPPED: RequestRefused,
-    pdpb_pb2.INCOMPATIBLE_VERSION: ClusterUnfit,
-    pdpb_pb2.REGION_NOT_FOUND: ClusterUnreachable,  # a moment later PD may know it
-    pdpb_pb2.GLOBAL_CONFIG_NOT_FOUND: RequestRefused,
-    pdpb_pb2.DUPLICATED_ENTRY: RequestRefused,
-    pdpb_pb2.ENTRY_NOT_FOUND: RequestRefused,
-    pdpb_pb2.INVALID_VALUE: RequestRefused,
-    pdpb_pb2.DATA_COMPACTED: RequestRefused,
-    pdpb_pb2.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE: ClusterUnreachable,
-}
-"""The class of each error that a response header can carry."""
-
-_LEADER_CHANGE = ("not leader", "ErrGenerateTimestamp", "[PD:etcd:", "etcdserver: ", "server not started")
-"""Substrings of error texts while the leader of PD or of its etcd changes: another member can answer."""
-_BAD_COUNT = "count should be positive"
-"""Text of an `ErrGenerateTimestamp` caused by the request itself; not retried."""
+from tikv_br.cluster.pd_errors import NO_HTTP2, NoLeaderYet, NotPd, check_header, is_passing, no_answer
+from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, ClusterUnreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +56,6 @@ Response = TypeVar("Response", bound=_Response)
 T = TypeVar("T")
 
 
-class _NoLeaderYet(ClusterUnreachable):
-    """Some member is there, and none knows a leader: an election, or a member that is starting."""
-
-
-class _NotPd(ClusterUnreachable):
-    """Another server listens at the address, such as one of HTTP, or a store."""
-
-    retryable = False
-    default_hint = "Pass the address of a PD member with --pd; PD listens at port 2379 by default."
-
-
-NO_HTTP2 = "Failed parsing HTTP/2"
-"""Substrings of gRPC's error texts for a server that does not speak HTTP/2."""
-
-
 class PdConnection:
     """Calls PD's leader; looks for it again when it moves or falls silent. Thread-safe."""
 
@@ -111,7 +76,7 @@ class PdConnection:
         self.outage = retry.Outage(f"PD {', '.join(config.pd)}", config.retry_budget)
         try:
             self._leader = config.retry.run(
-                "connection to PD", lambda: run_in_worker_thread(self._find_leader), retry.PD_UNAVAILABLE, _NoLeaderYet
+                "connection to PD", lambda: run_in_worker_thread(self._find_leader), retry.PD_UNAVAILABLE, NoLeaderYet
             )
             self.outage.end()
         except BaseException:  # a signal too: gRPC waits forever for a channel that is collected with a call under way
@@ -149,14 +114,15 @@ class PdConnection:
     ) -> Response:
         """Send one request to the leader, with our header; again, within the retry budget, when PD is unavailable.
 
-        Raises what `HEADER_ERRORS` says for an error in the answer's header, except the types in `allow`. `missing_of` says
+        Raises as `check_header` for an error in the answer's header, except the types in `allow`. `missing_of` says
         what a good answer still misses, such as a region that PD is about to learn of; it is then asked for again.
         """
 
         def send(leader: Leader) -> Response:
             response = pick(leader)(request, timeout=self.request_seconds)
             self.outage.end()
-            self._check_header(response.header.error, leader, allow)
+            if response.header.error.type not in allow:
+                check_header(response.header.error, f"PD {leader.address}")
             if missing := missing_of(response):
                 raise ClusterUnreachable(f"PD {leader.address}: {missing}")
             return response
@@ -204,7 +170,7 @@ class PdConnection:
 
     def _failure(self, error: grpc.RpcError, leader: Leader) -> ClusterError:
         failure = to_cluster_error(error, f"PD {leader.address}", self.config.tls)
-        if _is_passing(failure.message):
+        if is_passing(failure.message):
             failure = ClusterUnreachable(failure.message)
         if failure.retryable:
             self.outage.fail()
@@ -254,8 +220,8 @@ class PdConnection:
                 raise failure
         self.outage.fail()
         if is_there:
-            raise _NoLeaderYet("; ".join(failure.message for failure in failures.values()))
-        raise _unreachable({address: failure.message for address, failure in failures.items()})
+            raise NoLeaderYet("; ".join(failure.message for failure in failures.values()))
+        raise no_answer({address: failure.message for address, failure in failures.items()})
 
     def _take(self, members: pdpb_pb2.GetMembersResponse) -> Leader:
         cluster_id = members.header.cluster_id
@@ -276,7 +242,7 @@ class PdConnection:
             if reason is not None:
                 return ClusterTlsError(f"PD {address}: {reason}")
         if code is grpc.StatusCode.UNIMPLEMENTED or NO_HTTP2 in details:
-            return _NotPd(f"{address}: this is not PD, another server answers: {details}")
+            return NotPd(f"{address}: this is not PD, another server answers: {details}")
         return failure
 
     def _member(self, address: str) -> _Member:
@@ -287,25 +253,3 @@ class PdConnection:
                 channel = open_channel(address, self.config.tls)
                 self._members[address] = _Member(channel, PDStub(channel), KeyspaceStub(channel))
             return self._members[address]
-
-    def _check_header(self, error: pdpb_pb2.Error, leader: Leader, allow: Collection[int]) -> None:
-        if error.type == pdpb_pb2.OK or error.type in allow:
-            return
-        error_class = HEADER_ERRORS.get(error.type, RequestRefused)
-        if error.type == pdpb_pb2.UNKNOWN and _is_passing(error.message):
-            error_class = ClusterUnreachable
-        raise error_class(f"PD {leader.address}: {error.message or pdpb_pb2.ErrorType.Name(error.type)}")
-
-
-def _is_passing(message: str) -> bool:
-    return any(text in message for text in _LEADER_CHANGE) and _BAD_COUNT not in message
-
-
-def _unreachable(messages: Mapping[str, str]) -> ClusterUnreachable:
-    """The error for members that do not answer, by their addresses; a cause that all share is named once."""
-    causes = {address: message.removeprefix(f"PD {address}: ") for address, message in messages.items()}
-    if len(set(causes.values())) == 1:
-        return ClusterUnreachable(f"no PD answers at {', '.join(causes)}: {next(iter(causes.values()))}")
-    return ClusterUnreachable(
-        f"no PD answers: {', '.join(f'at {address}: {cause}' for address, cause in causes.items())}"
-    )
