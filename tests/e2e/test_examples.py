@@ -30,6 +30,7 @@ BACKUP = (
     "unlock",
     "check",
     "backup raw",
+    "backup txn",
     "list",
     "show",
     "cat",

@@ -17,7 +17,6 @@ from tests.support.etcd import real_etcd
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
-from tikv_br.cluster.cluster import has_transactions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put
@@ -28,6 +27,7 @@ from tikv_br.cluster.pd_http import GC_WORKER, gc_status
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.cluster.txnkv import has_transactions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
 from tikv_br.gc.election import PREFIX

@@ -8,6 +8,7 @@ from typing import Any
 from tests.support.live_cluster import LiveCluster
 from tikv_br.cluster.locks import LockReport, LockResolver
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.cluster.region_errors import check_region_error
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.formats.api_version import ApiVersion
@@ -44,7 +45,9 @@ class Txns:
         def send(region: Region, store: StoreClient) -> Any:  # noqa: ANN401
             context = region.context(self.live.cluster.api_version, self.live.cluster.cluster_id)
             request.context.CopyFrom(context)
-            return store.call(getattr(store.kv, rpc), request)
+            answer = store.call(getattr(store.kv, rpc), request)
+            check_region_error(answer)
+            return answer
 
         return self.live.cluster.router.call(encode(key), send, rpc)
 

@@ -30,6 +30,7 @@ def copy_intervals(context: BackupContext, plan: Sequence[Interval]) -> None:
         rate_limit,
         engine.rewrites_files,
         all(versions.supports(store.version, versions.EXPIRY_PROPERTIES) for store in context.info.stores),
+        context.snapshot,
     )
     if engine.name == "store":
         run_task = run_store_task

@@ -16,7 +16,7 @@ from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachab
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.errors import FormatError
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.sst.source import RandomAccess
 from tikv_br.formats.sst.table import Table
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore
@@ -84,12 +84,15 @@ class FileRecorder:
             max_ts=contents.max_ts,
             expiry=contents.expiry,
             cipher_iv=file.cipher_iv,
+            cf="write" if file.cf == "write" else "default",
         )
         return entry, contents.source
 
     def _contents(self, store: ObjectStore, written: StoredSst) -> Contents:
         source, target = self.converter.source, self.converter.target
         reported = _store_sums(written)
+        if source.mode is KeyMode.TXN:
+            return Contents(0, 0, Expiry(), reported)
         same_form = source.prefix == target.prefix
         ts = CONVERTED_TS if target.is_v2 and not source.is_v2 else 0
         if not self.with_ttl and not source.is_v2 and (same_form or not self.with_source_sums):

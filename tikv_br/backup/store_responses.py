@@ -14,6 +14,7 @@ from tikv_br import retry
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.region_errors import NO_TIMESTAMP, Action, RegionErrorSeen
 from tikv_br.cluster.store import BackupStream
+from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import (
     ApiVersionMismatch,
     ClusterError,
@@ -26,6 +27,7 @@ from tikv_br.errors import (
     TikvBrError,
 )
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
+from tikv_br.formats.keys.text import show_key
 from tikv_br.retry import Backoff
 from tikv_br.storage.credentials import strip_names
 
@@ -136,6 +138,7 @@ class GatedStream:
 
 
 STORAGE_ERROR = Backoff("stores cannot write to the storage", 0.5, 5.0, jitter=True)
+LOCKED = Backoff("locked by a transaction", 0.01, 1.0, jitter=True)
 STORES_WRITE_HINT = (
     "The stores write the files themselves: a local path must be the same shared folder on all stores' machines and on this "
     "one; a bucket must be reachable for the stores, with permission to write. With --engine scan only this machine writes."
@@ -187,6 +190,15 @@ def classify_error(error: brpb_pb2.Error, who: str, backend: brpb_pb2.StorageBac
         return RetryAdvice(seen.reaction.backoff, f"{who}: {seen}", requested)
     if error.HasField("cluster_id_error"):
         raise RequestRefused(f"{who} belongs to cluster {error.cluster_id_error.current}: {error.msg}")
+    if error.kv_error.HasField("locked"):
+        lock = error.kv_error.locked
+        began = show_ts(lock.lock_version)
+        return RetryAdvice(LOCKED, f"{who}: the transaction that began at {began} has locked {show_key(lock.key)}")
+    if "InvalidMaxTsUpdate" in error.msg:
+        raise RequestRefused(
+            f"{who} refused backup-ts, which is ahead of PD's timestamps: {error.msg}",
+            hint="Check the clocks of PD's members, and pass --no-resume to start over.",
+        )
     if any(text in error.msg for text in NO_TIMESTAMP):
         return RetryAdvice(retry.PD_UNAVAILABLE, f"{who}: {error.msg}")
     lowered = strip_names(error.msg, backend).lower()

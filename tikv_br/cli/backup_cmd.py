@@ -1,4 +1,4 @@
-"""``tikv-br backup raw``."""
+"""``tikv-br backup``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag
-from tikv_br.cli.key_flags import RangesFlags
+from tikv_br.cli.key_flags import PrefixesFlags, RangesFlags
 from tikv_br.cli.output import KeyForm, reporting
 from tikv_br.cli.point_flags import ALLOW_INEXACT, LogSourceFlags, parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
@@ -20,9 +20,12 @@ from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from tikv_br.dataflow.options import BackupOptions, Loss
     from tikv_br.dataflow.run import BackupReport
     from tikv_br.progress_events import Reporter
+    from tikv_br.report.draft import Draft
 
 DST_API_VERSION = partial(flag, None, "API version of the backup (default: the cluster's).", shared=True)
 KEYSPACES = partial(
@@ -41,15 +44,27 @@ SAFE_INTERVAL = partial(
 )
 
 
+GC_TTL = partial(
+    flag,
+    "5m",
+    "TTL of the service safe point after the run. Make it longer than the time until a sync or an incremental backup (--base) "
+    "continues from this backup.",
+    "--gc-ttl",
+    "--gcttl",
+    kind=kinds.TIME,
+)
+CHECKSUM = partial(flag, False, "Compare the backup with the checksums of the cluster.", "--checksum/--no-checksum")
 NO_RESUME = partial(flag, False, "Remove the unfinished backup at the URL and start over (default: resume it).")
 COMPRESSION = partial(flag, "zstd", "Compression of the files.", shared=True)
+NEW_STORAGE = partial(
+    backup_flags.storage,
+    f"URL of one backup: {backup_flags.URLS}. {{time}} in its last part stands for the time of the start (UTC).",
+)
 COMPRESSION_LEVEL = partial(flag, 0, "Compression level of zstd or lz4 (0 = its default).", limits=(-50, 22))
 
 
 class RawBackupFlags(backup_flags.BackupFlags):
-    storage: str = backup_flags.storage(
-        f"URL of one backup: {backup_flags.URLS}. {{time}} in its last part stands for the time of the start (UTC)."
-    )
+    storage: str = NEW_STORAGE()
     cluster: shared.ClusterFlags
     dst_api_version: Literal["v1", "v1ttl", "v2"] | None = DST_API_VERSION()
     allow_loss: str = flag(
@@ -86,15 +101,8 @@ class RawBackupFlags(backup_flags.BackupFlags):
         kind=kinds.SIZE,
     )
     safe_interval: float = SAFE_INTERVAL()
-    gc_ttl: float = flag(
-        "5m",
-        "TTL of the service safe point after the run. Make it longer than the time until a sync or an incremental backup (--base) "
-        "continues from this backup.",
-        "--gc-ttl",
-        "--gcttl",
-        kind=kinds.TIME,
-    )
-    checksum: bool = flag(False, "Compare the backup with the checksums of the cluster.", "--checksum/--no-checksum")
+    gc_ttl: float = GC_TTL()
+    checksum: bool = CHECKSUM()
     assume_no_ttl: bool = flag(
         False,
         "Assume that no key has a TTL, and skip one RawGetKeyTTL request per key. A key with a TTL is then restored without it.",
@@ -119,36 +127,84 @@ def backup_raw(flags: RawBackupFlags) -> None:
     with reporting("backup raw", flags.report) as draft:
         key_format, file_kind = _parse_forms(flags)
         wanted = replace(flags.range, key_format=key_format)
-        draft.place, draft.cluster = flags.location, ",".join(flags.cluster.pd)
-        from tikv_br.backup.dated import dated_location
         from tikv_br.backupset.files import FileKind
-        from tikv_br.dataflow.options import BackupOptions
-        from tikv_br.formats.sst.compression import Compression
 
-        options = flags.fill(
-            BackupOptions,
-            cluster=flags.cluster.config(),
-            storage=flags.location,
-            dst_api_version=ApiVersion.from_label(flags.dst_api_version) if flags.dst_api_version else None,
-            ranges=wanted.key_ranges(),
-            keyspaces=tuple(flags.keyspaces or ()),
-            file_kind=FileKind(file_kind),
-            allow_loss=_parse_losses(flags.allow_loss),
-            compression=Compression.from_label(flags.compression),
-            gc_ttl=math.ceil(flags.gc_ttl),
-            spark_settings=flags.tasks.spark_settings(),
-        )
-        with progress_display(flags.out) as display:
-            reporter = draft.listen(display)
-            wanted.notice(reporter)
-            options = replace(options, storage=dated_location(options.storage, reporter, dry_run=options.dry_run))
-            draft.place = options.storage
-            done = _back_up(options, flags, reporter)
-        draft.done(asdict(done.summary), backup_figures(done.summary, age=False))
+        others = {
+            "dst_api_version": ApiVersion.from_label(flags.dst_api_version) if flags.dst_api_version else None,
+            "file_kind": FileKind(file_kind),
+            "allow_loss": _parse_losses(flags.allow_loss),
+        }
+        done = _run(draft, flags, wanted, others, partial(_back_up, flags))
     show_backup(flags.out, done)
 
 
-def _back_up(options: BackupOptions, flags: RawBackupFlags, reporter: Reporter) -> BackupReport:
+class TxnBackupFlags(backup_flags.BackupFlags):
+    storage: str = NEW_STORAGE()
+    cluster: shared.ClusterFlags
+    range: PrefixesFlags
+    keyspaces: list[str] | None = KEYSPACES()
+    allow_empty: bool = shared.ALLOW_EMPTY()
+    compression: Literal["zstd", "lz4", "snappy"] = flag("zstd", "Compression of the files.", shared=True)
+    compression_level: int = COMPRESSION_LEVEL()
+    gc_ttl: float = GC_TTL()
+    lock_patience: float = flag(
+        "1m", "How long to wait for transactions whose locks are in the way of the backup.", kind=kinds.TIME
+    )
+    rate_limit: int = shared.RATE_LIMIT()
+    send_credentials: bool = shared.SEND_CREDENTIALS()
+    tasks: shared.TaskFlags
+    lock_wait: float = shared.LOCK_WAIT()
+    no_resume: bool = NO_RESUME()
+    dry_run: bool = shared.DRY_RUN()
+    report: str = shared.REPORT()
+
+
+@command("backup txn", example="--pd 10.0.0.1:2379 --storage s3://backups/metadata")
+def backup_txn(flags: TxnBackupFlags) -> None:
+    """Back up transactional data, as of JuiceFS or SurrealDB, at one timestamp. Not for TiDB."""
+    with reporting("backup txn", flags.report) as draft:
+        from tikv_br.backup.txn import backup_txn as back_up
+        from tikv_br.formats.keys.codec import KeyMode
+
+        done = _run(draft, flags, flags.range, {"key_mode": KeyMode.TXN}, back_up)
+    show_backup(flags.out, done)
+
+
+def _run(
+    draft: Draft,
+    flags: RawBackupFlags | TxnBackupFlags,
+    wanted: RangesFlags,
+    others: Mapping[str, object],
+    run: Callable[[BackupOptions, Reporter], BackupReport],
+) -> BackupReport:
+    """Run a backup with the options of the flags, ``others``, which only one command has, and the ``wanted`` ranges."""
+    draft.place, draft.cluster = flags.location, ",".join(flags.cluster.pd)
+    from tikv_br.backup.dated import dated_location
+    from tikv_br.dataflow.options import BackupOptions
+    from tikv_br.formats.sst.compression import Compression
+
+    options = flags.fill(
+        BackupOptions,
+        cluster=flags.cluster.config(),
+        storage=flags.location,
+        ranges=wanted.key_ranges(),
+        keyspaces=tuple(flags.keyspaces or ()),
+        compression=Compression.from_label(flags.compression),
+        gc_ttl=math.ceil(flags.gc_ttl),
+        spark_settings=flags.tasks.spark_settings(),
+        **others,
+    )
+    with progress_display(flags.out) as display:
+        reporter = draft.listen(display)
+        wanted.notice(reporter)
+        options = replace(options, storage=dated_location(options.storage, reporter, dry_run=options.dry_run))
+        draft.place = options.storage
+        done = run(options, reporter)
+    draft.done(asdict(done.summary), backup_figures(done.summary, age=False))
+    return done
+
+
+def _back_up(flags: RawBackupFlags, options: BackupOptions, reporter: Reporter) -> BackupReport:
     if flags.base:
         if flags.checksum or flags.engine != "auto" or flags.dst_api_version not in {None, "v2"}:
             raise UsageError("--base cannot be combined with --checksum, --engine or another API version than v2")

@@ -9,6 +9,7 @@ from functools import partial
 from tikv_br.cli.command import Flags, flag
 from tikv_br.cli.output import KeyForm, read_key, read_range
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.codec import successor
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import HEX_MARK, is_hex
 from tikv_br.progress_events import Notice, Reporter
@@ -122,6 +123,24 @@ class RangesFlags(KeyFormatFlags):
 
     def _texts(self) -> Iterator[tuple[str, str]]:
         return (split_range(text, self.form) for text in self.ranges or ())
+
+
+class PrefixesFlags(RangesFlags):
+    """Ranges of keys, also as ``--prefix``."""
+
+    prefixes: list[str] | None = flag(
+        None, "Prefix of keys, a range of its own (may be repeated).", "--prefix", metavar="KEY"
+    )
+
+    def key_ranges(self) -> tuple[KeyRange, ...]:
+        """As `RangesFlags.key_ranges`."""
+        keys = [read_key(each, self.form, "--prefix") for each in self.prefixes or ()]
+        return (*super().key_ranges(), *(KeyRange(key, successor(key)) for key in keys))
+
+    def notice(self, reporter: Reporter) -> None:
+        """As `RangeFlags.notice`."""
+        super().notice(reporter)
+        notice_ambiguous(reporter, self.key_format, [("--prefix", each) for each in self.prefixes or ()])
 
 
 _RANGE = re.compile(r"(hex:[^:]*|[^:]*):(hex:[^:]*|[^:]*)")

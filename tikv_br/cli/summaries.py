@@ -54,7 +54,7 @@ def _about(size: int, regions: int) -> str:
 def _backup_text(summary: BackupSummary) -> str:
     if summary.dry_run:
         return f"Nothing was written (dry run); engine {summary.engine} ({summary.engine_reason})"
-    return listed("Raw backup success summary", backup_figures(summary))
+    return listed(f"{summary.key_mode.title()} backup success summary", backup_figures(summary))
 
 
 def backup_figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ Modules, in reading order:
 - `scan`, `rawkv`, `puts`: range scans, RawKV calls, and writes of Arrow columns
 - `locks`, `txn_calls`: locks of transactions, resolved as by every reader, and the requests for it
 - `checksum`: the stores' checksum of transactional rows
+- `txnkv`: whether there are transactional rows
 - `rate_limit`: the maximum rate per store
 - `timestamps`, `safepoint`: PD timestamps, service safe points and backup-ts
 - `split`, `import_mode`: splitting and scattering regions, import mode and download limits

@@ -21,17 +21,16 @@ from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import PdHttp, free_space
 from tikv_br.cluster.rawkv import RawClient
-from tikv_br.cluster.region_errors import NO_TIMESTAMP, check_error_text, check_region_error
+from tikv_br.cluster.region_errors import NO_TIMESTAMP
 from tikv_br.cluster.regions import Region, RegionCache
 from tikv_br.cluster.router import Router
-from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.cluster.topology import ClusterInfo, Store, StoreConfig, StoreState, read_config
 from tikv_br.cluster.versions import Capability
 from tikv_br.errors import ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
-from tikv_br.formats.keys.codec import TXN_MODE, TXN_MODE_END, KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Notice, Reporter, silent
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
@@ -263,40 +262,6 @@ def flush_stores(
     for store in stores:
         what, action = f"timestamp flush of {store}", functools.partial(flush, store)
         RetryPolicy(retry_budget).run(what, action, STORE_UNREACHABLE, ClusterUnreachable)
-
-
-def has_transactions(cluster: Cluster) -> bool:
-    """Whether a cluster of API V2 has transactional rows or locks, in any keyspace.
-
-    Asks region by region for one of each, up to the first one that has any. Raises as `RawClient`.
-    """
-    walk = RangeWalk(cluster.router, KeyCodec(ApiVersion.V2), cluster.cluster_id, TXN_MODE, TXN_MODE_END)
-    while not walk.done:
-        # A ts above PD's would abort transactions or stores.
-        found, reached = walk.send_part(partial(_has_transactions, cluster.pd.tso()), "KvScan")
-        if found:
-            return True
-        walk.advance(reached)
-    return False
-
-
-def _has_transactions(version: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bool:
-    scan = kvrpcpb_pb2.ScanRequest(
-        context=context, start_key=start, end_key=end, limit=1, version=version, key_only=True
-    )
-    rows = store.call(store.kv.KvScan, scan)
-    check_region_error(rows)
-    for error in (rows.error, *(pair.error for pair in rows.pairs)):
-        if error.HasField("locked"):
-            return True
-        check_error_text(error.abort or error.retryable)
-    if rows.pairs:
-        return True
-    asked = kvrpcpb_pb2.ScanLockRequest(context=context, start_key=start, end_key=end, limit=1, max_version=version)
-    locks = store.call(store.kv.KvScanLock, asked)
-    check_region_error(locks)
-    check_error_text(locks.error.abort or locks.error.retryable)
-    return bool(locks.locks)
 
 
 THREADS = 16

@@ -7,9 +7,9 @@ from functools import partial
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_error_text, check_region_error
-from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient
-from tikv_br.formats.keys.codec import KeyCodec, KeyMode
+from tikv_br.cluster.txn_calls import TxnCalls
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 
 
@@ -18,7 +18,7 @@ def first_txn_key(cluster: Cluster, span: KeyRange, ts: int) -> bytes | None:
 
     ``ts`` must not be above PD's. Asks region by region. Raises as `Router.call`.
     """
-    walk = _walk(cluster, span)
+    walk = TxnCalls(cluster).walk(span)
     while not walk.done:
         key, reached = walk.send_part(partial(_first_key, ts), "KvScan")
         if key is not None:
@@ -27,9 +27,18 @@ def first_txn_key(cluster: Cluster, span: KeyRange, ts: int) -> bytes | None:
     return None
 
 
-def _walk(cluster: Cluster, span: KeyRange) -> RangeWalk:
-    codec = KeyCodec(cluster.api_version, mode=KeyMode.TXN)
-    return RangeWalk(cluster.router, codec, cluster.cluster_id, span.start, span.end)
+def has_transactions(cluster: Cluster) -> bool:
+    """Whether a cluster of API V2 has transactional rows or locks, in any keyspace.
+
+    Asks region by region for one of each, up to the first one that has any. Raises as `Router.call`.
+    """
+    ts, walk = cluster.pd.tso(), TxnCalls(cluster).walk(KeyMode.TXN.keys)
+    while not walk.done:
+        found, reached = walk.send_part(partial(_has_any, ts), "KvScan")
+        if found:
+            return True
+        walk.advance(reached)
+    return False
 
 
 def _first_key(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
@@ -41,3 +50,13 @@ def _first_key(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start:
             return error.locked.key
         check_error_text(error.abort or error.retryable)
     return rows.pairs[0].key if rows.pairs else None
+
+
+def _has_any(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bool:
+    if _first_key(ts, store, context, start, end) is not None:
+        return True
+    asked = kvrpcpb_pb2.ScanLockRequest(context=context, start_key=start, end_key=end, limit=1, max_version=ts)
+    locks = store.call(store.kv.KvScanLock, asked)
+    check_region_error(locks)
+    check_error_text(locks.error.abort or locks.error.retryable)
+    return bool(locks.locks)

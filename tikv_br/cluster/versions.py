@@ -101,6 +101,7 @@ RAW = Capability("API V1 or V1TTL", "raw commands, backup by scan, export", OLDE
 API_V2 = Capability("API V2", "all commands", Version(6, 2))
 WRITES = Capability("writing many rows", "restore, load, and sync as target", Version(6, 1))
 STORE_BACKUP = Capability("a backup by stores", "`backup --engine store`", Version(6, 1), hint="Pass --engine scan.")
+TXN_BACKUP = Capability("a backup of transactional data", "`backup txn`", Version(6, 1))
 CONVERSION = Capability(
     "a conversion of API versions", "`--dst-api-version`", Version(6, 1), hint="Leave out --dst-api-version."
 )
@@ -148,6 +149,7 @@ CAPABILITIES = (
     API_V2,
     WRITES,
     STORE_BACKUP,
+    TXN_BACKUP,
     CONVERSION,
     CHECKSUMS,
     FEED,

@@ -18,7 +18,7 @@ from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import Interval
-from tikv_br.dataflow.task import PhaseSeconds, TaskResult
+from tikv_br.dataflow.task import PhaseSeconds, Snapshot, TaskResult
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.storage.base import ObjectStore
@@ -62,6 +62,7 @@ class BackupContext:
     work_kept: bool | None = None  # after a failure: whether the work is kept for the next run
     backup_ts: int = 0  # look for a resumable backup, choose backup-ts
     keeper: SafePointKeeper | None = None  # protect from GC
+    snapshot: Snapshot | None = None  # resolve locks; None = raw data
     plan: list[Interval] = field(default_factory=list)  # plan
     finished: list[FinishedTask] = field(
         default_factory=list

@@ -13,7 +13,7 @@ from tikv_br.backupset.files import Expiry
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum, FoldedRows, checksum, checksums
 from tikv_br.formats.errors import UnsupportedFormat
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import RawPage, ScanPage
 
@@ -141,12 +141,13 @@ class Conversion:
     ts: int = 0
     """Value of `Converter.ts`."""
     drop_ttl: bool = False
+    mode: KeyMode = KeyMode.RAW
 
     def of(self, interval: KeyRange) -> Converter:
         """The converter for RPC keys of the source in one keyspace, which V2 keeps."""
-        source = codec_of(self.source, interval)
+        source = codec_of(self.source, interval, self.mode)
         keyspace = source.keyspace_id if self.target is ApiVersion.V2 else 0
-        return Converter(source, KeyCodec(self.target, keyspace), self.ts, self.drop_ttl)
+        return Converter(source, KeyCodec(self.target, keyspace, self.mode), self.ts, self.drop_ttl)
 
     def target_range(self, interval: KeyRange) -> KeyRange:
         """The target's RPC range of an RPC range of the source within one keyspace."""
@@ -155,7 +156,7 @@ class Conversion:
     @property
     def unchanged(self) -> Conversion:
         """The conversion that keeps the source's API version."""
-        return Conversion(self.source, self.source)
+        return Conversion(self.source, self.source, mode=self.mode)
 
 
 def expiry_of(keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers, prefix: bytes) -> Expiry:

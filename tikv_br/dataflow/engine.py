@@ -12,6 +12,7 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import Interval
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.tasks.executor import (
     DRIVER_THREADS,
@@ -96,6 +97,8 @@ def _unsupported_by_stores(options: BackupOptions, source: ApiVersion, target: A
 
 
 def _choice(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> tuple[Literal["scan", "store"], str]:
+    if options.key_mode is KeyMode.TXN:
+        return "store", "only stores write transactional data"
     if options.engine != "auto":
         return options.engine, "requested with --engine"
     if not source.has_ttl:

@@ -112,6 +112,8 @@ class BackupOptions:
     allow_empty: bool = field(default=False, metadata=MAY_CHANGE)
     """Accept explicit ranges or keyspaces without rows."""
     key_mode: KeyMode = field(default=KeyMode.RAW, metadata=compared_as("key_mode"))
+    lock_patience: float = field(default=60.0, metadata=MAY_CHANGE)
+    """Seconds to wait for transactions whose locks are in the way."""
 
     def check(self) -> None:
         """Raise `UsageError` for options that are invalid for every cluster."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tikv_br.backupset.coverage import codec_of, describe_ranges, keyspace_codec, nothing_matched
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
-from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import RegionColumns
+from tikv_br.cluster.txnkv import first_txn_key
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
-from tikv_br.formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, RAW_MODE, RAW_MODE_END, KeyCodec
+from tikv_br.formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
 
@@ -123,14 +124,14 @@ def source_ranges(options: BackupOptions, cluster: Cluster, target: ApiVersion) 
 
     Raises `UsageError` for keyspaces that do not exist, `ConversionUnsupported` if ``target`` would mix several keyspaces.
     """
-    keyspaces = _keyspaces(options.keyspaces, cluster)
+    keyspaces = _keyspaces(options, cluster)
     if len(keyspaces) > 1 and target is not ApiVersion.V2:
         raise ConversionUnsupported(
             f"cannot back up as API {target.label}, which has no keyspaces: keyspaces "
             f"{', '.join(map(str, keyspaces))} would be mixed",
             hint="Back them up in separate runs, each to a separate path.",
         )
-    codecs = [KeyCodec(cluster.api_version, keyspace) for keyspace in keyspaces]
+    codecs = [KeyCodec(cluster.api_version, keyspace, options.key_mode) for keyspace in keyspaces]
     ranges = options.ranges or (EVERY_KEY,)
     return tuple(sorted(codec.rpc_range(each) for codec in codecs for each in ranges))
 
@@ -142,38 +143,44 @@ def require_rows(
     if options.allow_empty or not (options.ranges or set(options.keyspaces) - {ALL}):
         return
 
+    mode = options.key_mode
+    ts = cluster.pd.tso() if mode is KeyMode.TXN else 0
+
     def is_empty(span: KeyRange) -> bool:
-        keyspace = codec_of(cluster.api_version, span).keyspace_id
-        return first_rpc_key(cluster, keyspace, span) is None
+        if mode is KeyMode.TXN:
+            return first_txn_key(cluster, span, ts) is None
+        return first_rpc_key(cluster, codec_of(cluster.api_version, span).keyspace_id, span) is None
 
     empty = [span for span in spans if is_empty(span)]
     if len(empty) == len(spans):
-        raise nothing_matched("the cluster", cluster.api_version, spans)
+        raise nothing_matched("the cluster", cluster.api_version, spans, mode)
     if empty:
-        reporter(Notice(f"the cluster has no row {describe_ranges(cluster.api_version, empty)}"))
+        reporter(Notice(f"the cluster has no row {describe_ranges(cluster.api_version, empty, mode)}"))
 
 
-def keyspaces_with_data(raw: RawClient) -> Iterator[int]:
-    """The ids of all keyspaces with a live key, registered in PD or not; one request each."""
-    start: bytes | None = RAW_MODE + bytes(PREFIX_SIZE - 1)
+def keyspaces_with_data(cluster: Cluster, mode: KeyMode) -> Iterator[int]:
+    """The ids of all keyspaces with a live key, registered in PD or not; one request each, and one per region without keys."""
+    first = partial(first_txn_key, cluster, ts=cluster.pd.tso()) if mode is KeyMode.TXN else cluster.raw().first_rpc_key
+    keys = mode.keys
+    start: bytes | None = keys.start + bytes(PREFIX_SIZE - 1)
     while start is not None:
-        key = raw.first_rpc_key(KeyRange(start, RAW_MODE_END))
+        key = first(KeyRange(start, keys.end))
         if key is None:
             return
         found = int.from_bytes(key[1:PREFIX_SIZE], "big")
         yield found
-        start = RAW_MODE + (found + 1).to_bytes(PREFIX_SIZE - 1, "big") if found < MAX_KEYSPACE else None
+        start = keys.start + (found + 1).to_bytes(PREFIX_SIZE - 1, "big") if found < MAX_KEYSPACE else None
 
 
-def _keyspaces(names: tuple[str, ...], cluster: Cluster) -> list[int]:
-    if not names:
+def _keyspaces(options: BackupOptions, cluster: Cluster) -> list[int]:
+    if not options.keyspaces:
         return [0]
     if cluster.api_version is not ApiVersion.V2:
         raise UsageError(f"--keyspace: API {cluster.api_version.label} clusters have no keyspaces")
     found: set[int] = set()
-    for name in names:
+    for name in options.keyspaces:
         if name == ALL:
-            found.update(keyspaces_with_data(cluster.raw()))
+            found.update(keyspaces_with_data(cluster, options.key_mode))
         else:
             found.add(_keyspace(name, cluster))
     return sorted(found) or [0]

@@ -66,6 +66,8 @@ class BackupSummary:
     """Rows whose expiry was lost, because the destination has no TTLs."""
     dropped_tombstones: int
     file_format: str
+    key_mode: str
+    """``raw`` or ``txn``."""
     storage: str
     cluster_id: int
     run_id: str
@@ -131,6 +133,7 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
         dropped_ttls=sum(each.dropped_ttls for each in context.finished),
         dropped_tombstones=sum(each.dropped_tombstones for each in context.finished),
         file_format=context.options.file_kind.value,
+        key_mode=context.options.key_mode.value,
         storage=context.options.storage.redacted(),
         cluster_id=context.info.cluster_id,
         run_id=context.run_id,

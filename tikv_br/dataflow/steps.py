@@ -118,7 +118,8 @@ def make_plan(context: BackupContext) -> None:
     """Divide the remaining ranges into tasks of about equal size, by PD's estimates; none if an earlier run has committed."""
     if context.manifest is not None:
         return
-    codec, done = KeyCodec(context.conversion.source), [each.interval for each in context.finished]
+    codec = KeyCodec(context.conversion.source, mode=context.conversion.mode)
+    done = [each.interval for each in context.finished]
     remaining = [(whole, gaps(whole, done)) for whole in context.source_ranges]
     context.plan = plan_by_regions(context.cluster, codec, remaining, context.engine.slots)
     if context.plan:

@@ -26,6 +26,15 @@ _PAUSE = Backoff("task", 0.5, 5.0, jitter=True)
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of transactional data that a backup reads. Picklable."""
+
+    ts: int
+    resolved_locks: frozenset[int] = frozenset()
+    """Start ts of transactions that can only commit above `ts`: their locks do not count."""
+
+
+@dataclass(frozen=True, slots=True)
 class BackupJob:
     """Parameters that all tasks of a run share. Picklable."""
 
@@ -39,6 +48,8 @@ class BackupJob:
     """Store engine: whether the task rewrites the stores' files, because stores cannot write the requested form."""
     expiry_in_properties: bool = True
     """True if properties of the stores' files have the expiry of rows (store engine)."""
+    snapshot: Snapshot | None = None
+    """None = raw data, which has none."""
 
     @property
     def with_ttl(self) -> bool:

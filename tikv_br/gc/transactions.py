@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tikv_br.cluster import versions
-from tikv_br.cluster.cluster import Cluster, has_transactions
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd_values import Listing
 from tikv_br.cluster.locks import LockReport, LockResolver
 from tikv_br.cluster.pd_http import GcStatus, gc_status
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
+from tikv_br.cluster.txnkv import has_transactions
 from tikv_br.errors import ClusterUnfit, ClusterUnreachable, EtcdUnreachable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode

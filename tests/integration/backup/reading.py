@@ -20,9 +20,9 @@ Expected = dict[bytes, tuple[bytes, int]]
 """User keys, user values and absolute expiry (0 = never)."""
 
 
-def rocksdb_rows(backup: Path, scratch: Path) -> Rows:
+def rocksdb_rows(backup: Path, scratch: Path, pattern: str = "*.sst") -> Rows:
     """Return all rows of all SSTs below a folder, as RocksDB reads them; files that overlap count as an error."""
-    files = [str(path) for path in sorted(backup.rglob("*.sst"))]
+    files = [str(path) for path in sorted(backup.rglob(pattern))]
     rows: Rows = {}
     for number, file in enumerate(files):
         place = str(scratch / f"rocksdb-{number}")

@@ -9,6 +9,7 @@ from tikv_br.cli.command import CommandPath
 
 CALLS: dict[CommandPath, str] = {
     ("backup", "raw"): "-s {new} --pd {pd} --executor driver --safe-interval 0s",
+    ("backup", "txn"): "-s {home}-txn --pd {pd} --executor driver",
     ("restore", "raw"): "-s {sound} --pd {target} --executor driver --allow-overwrite",
     ("backup", "raw", "--base"): "{sound} -s {increment} --pd {pd} --executor driver --safe-interval 0s",
     ("backup", "merge"): "--base {sound} --log {log} -s {merged} --executor driver",
@@ -96,6 +97,7 @@ ENDLESS = {("sync",), ("capture", "start"), ("log", "start"), ("gc", "run"), ("k
 NEEDS_STORES = (
     ("backup", "raw"),
     ("backup", "raw", "--base"),
+    ("backup", "txn"),
     ("restore", "raw"),
     ("restore", "raw", "--log"),
     ("restore", "point"),

@@ -105,7 +105,7 @@ FAULTS = (
         5,
         lambda world: {"pd": world.other.pd, "target": world.other.pd},
         # Any cluster can be backed up, asked and written to; the group of another cluster is another group.
-        only=(*RESTORES, *NEEDS_V2, ("diff",), ("log", "stop")),
+        only=(*RESTORES, *NEEDS_V2, ("backup", "txn"), ("diff",), ("log", "stop")),
         others={**dict.fromkeys(RESTORES, 6), ("diff",): 60, ("log", "stop"): 2},
     ),
     Fault(

@@ -15,11 +15,13 @@ import pytest
 from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.truth.conftest import ROWS, Ended, World, tikv_br
 from tests.support.live_cluster import contents
+from tests.support.live_txns import Txns, prefix_of
 from tikv_br.backupset import run_record
 from tikv_br.backupset.lease_record import Lease, LeaseOwner
 from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd_http import gc_status
+from tikv_br.formats.keys.codec import encode
 from tikv_br.playground.home import Home
 from tikv_br.records import dump
 from tikv_br.tasks import pack
@@ -39,6 +41,13 @@ def backed_up(world: World, _ended: Ended) -> bool:
     """RocksDB reads as many rows as the source has, under their keys."""
     rows = rocksdb_rows(Path(world.names["new"]), world.folder / "scratch")
     return len(rows) == len(ROWS) and (Path(world.names["new"]) / "backupmeta").exists()
+
+
+def transactions_backed_up(world: World, ended: Ended) -> bool:
+    """RocksDB reads the one row, at its commit ts."""
+    place = Path(f"{world.names['home']}-txn")
+    (key,) = rocksdb_rows(place, world.folder / "scratch")
+    return key.startswith(b"z" + encode(b"x\0\0\0txn")) and ended.last["total_kvs"] == 1
 
 
 def listed(_world: World, ended: Ended) -> set[str]:
@@ -154,6 +163,7 @@ def packed(world: World, ended: Ended) -> bool:
 
 PROOFS: dict[CommandPath, Proof] = {
     ("backup", "raw"): backed_up,
+    ("backup", "txn"): transactions_backed_up,
     ("restore", "raw"): restored,
     ("restore", "raw", "--log"): restored,
     ("restore", "point"): restored,
@@ -243,6 +253,8 @@ def with_more(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("XDG_STATE_HOME", str(world.folder / "state-home"))
     # All packages are a quarter of a gigabyte: test_spark_cluster.py packs those.
     monkeypatch.setattr(pack, "_closure", lambda: [distribution("tikv-br"), distribution("xxhash")])
+    txns = Txns(world.source, prefix_of(world.source, 0))
+    txns.commit(txns.prewrite(b"txn"), b"txn")
     begun = Path(world.names["begun"])
     (begun / "tikv-br" / "lease").mkdir(parents=True)
     (begun / "backup.lock").write_bytes(run_record.LOCK_TEXT)

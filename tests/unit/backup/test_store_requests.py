@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.backup.store_task import StoreRange, request, store_ranges
+from tests.unit.dataflow.samples import options
+from tikv_br.backup.store_requests import RawRequests, StoreRange, store_ranges
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.request_guards import check_backup
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.task import BackupJob
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
 from tikv_br.formats.keys.codec import KeyCodec
@@ -71,7 +74,9 @@ def test_a_request_says_all_that_a_store_must_know(
     compression: Compression, wire: int, target: ApiVersion, version: int
 ) -> None:
     """Version, compression, level and column family are set; the guard lets it pass."""
-    message = request(KeyRange(b"a", b"b"), 7, KeyCodec(target), compression, 3, 4)
+    wanted = options(compression=compression, compression_level=3, concurrency=4)
+    job = BackupJob("run", wanted, Conversion(target, target))
+    message = RawRequests(job, 7, KeyCodec(target)).message(KeyRange(b"a", b"b"))
     check_backup(message)
     assert (message.start_key, message.end_key, message.cluster_id) == (b"a", b"b", 7)
     assert (message.dst_api_version, message.compression_type, message.compression_level) == (version, wire, 3)

@@ -11,18 +11,14 @@ from typing import cast
 
 import pytest
 
+from tests.support.one_store import OneStore
 from tests.unit.dataflow.samples import options
-from tikv_br import cancellation
 from tikv_br.backup import store_task
 from tikv_br.backup.store_task import run_store_task
 from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.cluster.cluster import Cluster, ClusterPool
-from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.cluster.regions import Peer, Region
-from tikv_br.cluster.topology import Store, StoreState
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.task import BackupJob
 from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
@@ -32,59 +28,6 @@ from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.task import SharedObjects, TaskContext
-
-
-class Answers(list[brpb_pb2.BackupResponse]):
-    """The stream of answers to one request."""
-
-    waiting = False
-
-    def cancel(self) -> None:
-        """It has ended."""
-
-
-class OneStore:
-    """The only store, which leads the only region; and as much of its cluster as a task uses."""
-
-    cluster_id = 7
-    config = ClusterConfig(("127.0.0.1:1",))
-
-    def __init__(self) -> None:
-        self.store_description = Store(1, "127.0.0.1:2", "", StoreState.UP, "")
-        self.requests: list[brpb_pb2.BackupRequest] = []
-
-    @property
-    def pd(self) -> OneStore:
-        """PD."""
-        return self
-
-    def scan_regions(self, _start: bytes, _end: bytes) -> list[Region]:
-        """The region."""
-        return [Region(1, b"", b"", 1, 1, Peer(2, 1), (Peer(2, 1),))]
-
-    def store(self, _store_id: int) -> OneStoreClient:
-        """The client."""
-        return OneStoreClient(self)
-
-
-class OneStoreClient:
-    """As `StoreClient`: sends nothing in cancelled work."""
-
-    def __init__(self, cluster: OneStore) -> None:
-        self.store = cluster.store_description
-        self._requests = cluster.requests
-
-    def backup(self, request: brpb_pb2.BackupRequest) -> Answers:
-        """Answer for the whole range."""
-        cancellation.check()
-        self._requests.append(request)
-        return Answers(
-            [
-                brpb_pb2.BackupResponse(
-                    start_key=request.start_key, end_key=request.end_key, api_version=request.dst_api_version
-                )
-            ]
-        )
 
 
 @pytest.fixture

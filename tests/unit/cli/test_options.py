@@ -19,7 +19,7 @@ from typer.core import TyperOption
 from tikv_br.archive.compact import CompactionOptions
 from tikv_br.bulk_load.run import BulkLoadOptions
 from tikv_br.bulk_load.stage import StageOptions
-from tikv_br.cli.backup_cmd import RawBackupFlags
+from tikv_br.cli.backup_cmd import RawBackupFlags, TxnBackupFlags
 from tikv_br.cli.backup_flags import AzblobFlags, GcsFlags, S3Flags
 from tikv_br.cli.command import Flags
 from tikv_br.cli.diff_cmd import DiffFlags
@@ -196,6 +196,17 @@ def test_a_key_of_a_range_that_is_hex_too_is_noted() -> None:
     assert "1000" in str(noted[0])
 
 
+ONLY_RAW = {
+    "dst_api_version",
+    "allow_loss",
+    "file_kind",
+    "file_bytes",
+    "safe_interval",
+    "checksum",
+    "assume_no_ttl",
+    "engine",
+}
+"""Options of backups of raw data."""
 FILLED = {
     options.__name__: {field.name for field in dataclasses.fields(options)}
     for options in (
@@ -220,11 +231,12 @@ FILLED = {
 @pytest.mark.parametrize(
     ("flags", "options", "others"),
     [
-        (RawBackupFlags, BackupOptions, {"cluster", "file_kind", "key_mode"}),
+        (RawBackupFlags, BackupOptions, {"cluster", "file_kind", "key_mode", "lock_patience"}),
+        (TxnBackupFlags, BackupOptions, {"cluster", "key_mode"} | ONLY_RAW),
         (
             RawRestoreFlags,
             RestoreOptions,
-            {"cluster", "command"},
+            {"cluster", "command", "key_mode"},
         ),
         (VerifyFlags, VerifyOptions, {"cluster"}),
         (DiffFlags, DiffOptions, {"a", "b", "span"}),
