@@ -85,7 +85,6 @@ class ObjectCheckpoints(CheckpointStore):
 
     @_state_hints()
     def claim(self) -> int:
-        """See `CheckpointStore.claim`."""
         self._fence()
         for _attempt in range(CLAIM_TRIES):
             epoch = max(self._epochs("epoch") | self._epochs("checkpoint"), default=0) + 1
@@ -100,7 +99,6 @@ class ObjectCheckpoints(CheckpointStore):
         )
 
     def load(self) -> Checkpoint | None:
-        """See `CheckpointStore.load`."""
         try:
             return newest_checkpoint(self._store, self._folder, self._folder)
         except (BackupDamaged, BackupUnsupported) as error:
@@ -108,7 +106,6 @@ class ObjectCheckpoints(CheckpointStore):
 
     @_state_hints()
     def save(self, checkpoint: Checkpoint) -> None:
-        """See `CheckpointStore.save`."""
         self._fence()
         newest = max(self._epochs("epoch"), default=0)
         if not self._epoch or newest != self._epoch:
@@ -170,7 +167,6 @@ class EtcdCheckpoints(CheckpointStore):
         return self._epoch
 
     def load(self) -> Checkpoint | None:
-        """See `CheckpointStore.load`."""
         item = self._etcd.get(self._checkpoint)
         if item is None:
             return None
@@ -180,7 +176,6 @@ class EtcdCheckpoints(CheckpointStore):
         return found
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """See `CheckpointStore.save`."""
         self._fence()
         put = Put(self._checkpoint, dump(replace(checkpoint, epoch=self._epoch)))
         ours = [modified_at(self._owner, self._epoch)]

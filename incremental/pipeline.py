@@ -66,7 +66,6 @@ class NoSafePoint(SafePoint):
     """Raises if another process may have taken over."""
 
     def check(self) -> None:
-        """Check the membership instead."""
         self.check_membership()
 
 
@@ -156,7 +155,6 @@ class Replicator:
         self._save()
 
     def status(self) -> SyncStatus:
-        """The current status."""
         now_ms = time.time() * 1000
         return SyncStatus(
             checkpoint_ts=self._checkpoint_ts,

@@ -50,21 +50,17 @@ class MemoryRun(Run):
 
     @property
     def first_ts(self) -> int:
-        """See `Run.first_ts`."""
         return _ts_at(self._rows, 0) if self._rows.num_rows else EXHAUSTED
 
     @property
     def chunk_ts(self) -> int:
-        """See `Run.chunk_ts`."""
         return _ts_at(self._rows, -1)
 
     def pop(self, ts: int) -> pa.RecordBatch:
-        """See `Run.pop`."""
         rows, self._rows = _split_sorted(self._rows, ts)
         return rows
 
     def close(self) -> None:
-        """See `Run.close`."""
         self._rows = self._rows.slice(0, 0)
 
 
@@ -91,29 +87,24 @@ class DiskRun(Run):
 
     @property
     def first_ts(self) -> int:
-        """See `Run.first_ts`."""
         if self._chunk is not None:
             return _ts_at(self._chunk, 0)
         return self._first[self._next] if self._next < len(self._first) else EXHAUSTED
 
     @property
     def chunk_ts(self) -> int:
-        """See `Run.chunk_ts`."""
         return _ts_at(self._front(), -1)
 
     def pop(self, ts: int) -> pa.RecordBatch:
-        """See `Run.pop`."""
         rows, rest = _split_sorted(self._front(), ts)
         self._chunk = rest if rest.num_rows else None
         return rows
 
     @property
     def is_empty(self) -> bool:
-        """Return whether all rows have been removed."""
         return self.first_ts == EXHAUSTED
 
     def close(self) -> None:
-        """See `Run.close`."""
         self._chunk, self._next = None, len(self._first)
         with suppress(OSError):
             self._file.close()

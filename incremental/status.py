@@ -66,7 +66,6 @@ class Rate:
         self._counts: deque[tuple[float, float]] = deque([(clock(), 0)])
 
     def record(self, total: float) -> None:
-        """Record the current total."""
         now = self._clock()
         self._counts.append((now, total))
         while len(self._counts) > 2 and self._counts[1][0] < now - RATE_SECONDS:

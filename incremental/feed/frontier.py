@@ -68,12 +68,10 @@ class ResolvedFrontier:
 
     @property
     def start(self) -> bytes:
-        """Start of the range."""
         return self._spans[0].start
 
     @property
     def end(self) -> bytes:
-        """End of the range."""
         return self._spans[-1].end
 
     @property

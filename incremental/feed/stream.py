@@ -134,12 +134,10 @@ class StoreStream:
 
     @property
     def store_id(self) -> int:
-        """Id of the store."""
         return self.call.store.id
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """All active subscriptions."""
         return list(self._by_key.values())
 
     def find(self, region_id: int, request_id: int) -> Subscription | None:
@@ -240,7 +238,6 @@ class Locator:
 
     @property
     def busy(self) -> bool:
-        """Whether a search is running."""
         return self._running_search is not None
 
     def search(self, gaps: Sequence[tuple[bytes, bytes]]) -> None:

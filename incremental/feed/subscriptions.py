@@ -64,7 +64,6 @@ class Subscriptions:
 
     @property
     def active(self) -> list[Subscription]:
-        """All active subscriptions."""
         return [each for stream in self._streams.values() for each in stream.subscriptions]
 
     def has(self, stream: StoreStream) -> bool:

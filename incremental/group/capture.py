@@ -68,7 +68,6 @@ class Capture:
                 stop.wait(REJOIN_SECONDS)
 
     def statuses(self) -> list[NamedStatus]:
-        """The statuses of the current tasks."""
         return self._tasks.statuses() if self._tasks is not None else []
 
     def _run_as_member(self, lease: LeaseHolder, stop: threading.Event) -> None:
@@ -122,7 +121,6 @@ class Tasks:
         self._workers: dict[TaskId, Worker] = {}
 
     def statuses(self) -> list[NamedStatus]:
-        """See `Capture.statuses`."""
         return [worker.status for worker in list(self._workers.values())]
 
     def update(self) -> None:

@@ -152,7 +152,6 @@ class ChangefeedTask:
 
     @property
     def id(self) -> TaskId:
-        """Id of the task."""
         return TaskId(self.changefeed, self.number)
 
 
@@ -183,7 +182,6 @@ class Progress:
 
     @property
     def id(self) -> TaskId:
-        """Id of the task."""
         return TaskId(self.changefeed, self.number)
 
 

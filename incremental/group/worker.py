@@ -99,7 +99,6 @@ class Worker:
         self._ended_at = 0.0
 
     def start(self, pool: Executor) -> None:
-        """Start the thread."""
         self._future = pool.submit(self._run)
 
     def stop(self) -> None:
@@ -117,7 +116,6 @@ class Worker:
 
     @property
     def ended(self) -> bool:
-        """Return whether the thread has ended."""
         return self._future is not None and self._future.done()
 
     @property

@@ -115,7 +115,6 @@ class _Log:
     """Takes librdkafka's log lines: what matters of them also comes as an error."""
 
     def log(self, _level: int, text: str, *values: object) -> None:
-        """As of a `logging.Logger`."""
         log.debug(text, *values)
 
 

@@ -38,7 +38,6 @@ class JsonCodec(Codec):
     max_message_bytes: int = MAX_MESSAGE_BYTES
 
     def encode(self, changes: Sequence[Change]) -> Iterator[KafkaMessage]:
-        """See `Codec.encode`."""
         for change in changes:
             message = self._message(change)
             if message.size > self.max_message_bytes:
@@ -46,11 +45,9 @@ class JsonCodec(Codec):
             yield message
 
     def resolved(self, ts: int) -> KafkaMessage:
-        """See `Codec.resolved`."""
         return KafkaMessage(RESOLVED_KEY, b'{"op":"resolved","ts":%d}' % ts, _headers("resolved", ts))
 
     def decode(self, message: KafkaMessage) -> list[Event]:
-        """See `Codec.decode`."""
         if message.value is None:
             return [self._deleted(message)]
         fields = _fields(message.value)

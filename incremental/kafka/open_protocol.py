@@ -45,7 +45,6 @@ class OpenCodec(Codec):
     """Prefix of encoded keys: mode and keyspace of API V2."""
 
     def encode(self, changes: Sequence[Change]) -> Iterator[KafkaMessage]:
-        """See `Codec.encode`."""
         headers = [(KEYSPACE_HEADER, b"%d" % int.from_bytes(self.prefix[1:]))] if self.prefix else []
         keys, values, size = [_VERSION], list[bytes](), 8 + RECORD_OVERHEAD
         for change in changes:
@@ -63,12 +62,10 @@ class OpenCodec(Codec):
             yield KafkaMessage(b"".join(keys), b"".join(values), headers)
 
     def resolved(self, ts: int) -> KafkaMessage:
-        """See `Codec.resolved`."""
         key = b'{"ts":%d,"t":%d}' % (ts, _RESOLVED)
         return KafkaMessage(_VERSION + _NUMBER.pack(len(key)) + key, _NO_VALUE)
 
     def decode(self, message: KafkaMessage) -> list[Event]:
-        """See `Codec.decode`."""
         if message.key[:8] != _VERSION:
             raise DamagedMessage(
                 f"its key does not start with version 1 of open-protocol but with {message.key[:8].hex()}"

@@ -96,7 +96,6 @@ class Replay:
     partitions: int
 
     def status(self) -> ReplayStatus:
-        """The current status."""
         now = self.replicator.status()
         return ReplayStatus(
             topic=self.topic,
@@ -138,7 +137,6 @@ class _Offsets(CheckpointStore):
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """See `CheckpointStore.save`."""
         ts = checkpoint.checkpoint_ts
         self._group.commit(self._feed.offsets(ts), Record(self._feed.complete_up_to(ts), self._place))
 

@@ -62,7 +62,6 @@ class TopicAdmin:
             self._client: Any = AdminClient(client_config(url) | {"error_cb": self._on_error})
 
     def cluster_id(self) -> str:
-        """The id of the Kafka cluster."""
         found = self._wait(self._client.describe_cluster(request_timeout=REQUEST_SECONDS), "connect to")
         return str(found.cluster_id)
 

@@ -51,7 +51,7 @@ class StreamSink(Sink):
                 raise OutputClosed("the reader of the change log has closed the stream") from None
 
     def close(self) -> None:
-        """See `Sink.close`."""
+        pass
 
 
 class FileSink(Sink):
@@ -91,12 +91,10 @@ class FileSink(Sink):
                 raise
 
     def close(self) -> None:
-        """See `Sink.close`."""
         self._file.close()
 
 
 def lines(batch: pa.RecordBatch) -> bytes:
-    """One JSON line for each row."""
     columns = (batch[name].to_pylist() for name in ("key", "value", "expire_ts", "ts", "deleted"))
     return b"".join(_line(*row) for row in zip(*columns, strict=True))
 

@@ -35,7 +35,6 @@ class SyncReporter:
         self.metrics = metrics.process_registry(lambda: collect(statuses(), max_lag))
 
     def status(self) -> dict[str, object]:
-        """Return each sync with its figures."""
         syncs = []
         for each in self._statuses():
             figures = asdict(each.status) if each.status is not None else None
@@ -54,11 +53,9 @@ class SyncReporter:
         }
 
     def problems(self) -> list[str]:
-        """Return a line for each unhealthy sync."""
         return [f"{each.name}: {problem}" for each in self._statuses() if (problem := each.problem(self._max_lag))]
 
     def degradations(self) -> list[str]:
-        """Return a line for each degraded sync."""
         return [f"{each.name}: {each.degraded}" for each in self._statuses() if each.degraded]
 
 

@@ -208,11 +208,9 @@ class FeedTracker:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether the sync has started."""
         return self._replicator is not None
 
     def __call__(self) -> Sequence[NamedStatus]:
-        """The current status, as a `StatusSource`."""
         if self._replicator is not None:
             return [replace(self._plain, status=self._replicator.status())]
         waiting = ""
@@ -233,7 +231,6 @@ class PassTracker:
         self._failures = Patience(clock=clock)
 
     def record(self, done: Pass) -> None:
-        """Record a finished pass."""
         before = self._state[1] if self._state is not None else 0
         self._state = done, before + done.puts + done.deletes
         self._failures.end()

@@ -43,7 +43,6 @@ class Chunk:
 
     @property
     def span(self) -> KeyRange:
-        """Span of each segment."""
         return self.segments[0].span
 
     @property

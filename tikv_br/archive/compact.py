@@ -114,7 +114,6 @@ class CompactionContext:
 
     @property
     def store(self) -> ObjectStore:
-        """The storage that has the log."""
         return open_store(self.options.storage)
 
     def confirm_lock(self) -> None:

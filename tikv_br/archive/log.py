@@ -122,7 +122,6 @@ class LogArchive:
 
     @property
     def codec(self) -> KeyCodec:
-        """The codec of the source's keyspace."""
         return KeyCodec(self.description.api_version, self.description.keyspace_id)
 
     @property

@@ -100,7 +100,6 @@ class Period:
 
     @property
     def span(self) -> KeyRange:
-        """Span from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
 
@@ -164,12 +163,10 @@ class Segment:
 
     @property
     def span(self) -> KeyRange:
-        """Span from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
     @property
     def name(self) -> str:
-        """Name of its object."""
         times = f"{self.from_ts:016x}-{self.to_ts:016x}"
         return f"{self.log_id}/{SEGMENTS}/{times}-{interval_id(self.span)}-{self.token}.json"
 
@@ -229,7 +226,6 @@ def checkpoint_epoch(name: str) -> int | None:
 
 
 def data_name(log_id: str, span: KeyRange, min_ts: int, max_ts: int, token: str) -> str:
-    """Name of a data file."""
     return f"{log_id}/{DATA}/{interval_id(span)}/{min_ts:016x}-{max_ts:016x}-{token}.parquet"
 
 

@@ -135,7 +135,6 @@ def find_report(home: ObjectStore, drill: str) -> dict[str, Any]:
 
 
 def sealed(report: Mapping[str, Any]) -> dict[str, Any]:
-    """A report with the hash of its content."""
     content = {name: value for name, value in report.items() if name != SEAL}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return {**content, SEAL: hashlib.sha256(canonical.encode()).hexdigest()}

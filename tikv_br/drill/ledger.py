@@ -116,7 +116,6 @@ class Ledger:
 
     @property
     def drill(self) -> str:
-        """The id of the drill."""
         return self._entry.drill
 
     @property

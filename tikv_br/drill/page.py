@@ -40,7 +40,6 @@ SCENARIOS = {
 
 
 def write_page(home: ObjectStore, report: DrillReport) -> None:
-    """Save the page of a drill, beside its JSON."""
     home.put(f"{REPORTS}/{report.id}.html", render_report(report).encode())
 
 
@@ -50,7 +49,6 @@ def write_index(home: ObjectStore, drills: Sequence[PastDrill]) -> None:
 
 
 def render_report(report: DrillReport) -> str:
-    """The page of one drill."""
     trend = [past for past in report.trend if past.scenario == report.scenario]
     return render(
         PACKAGE,
@@ -84,7 +82,6 @@ def _sentence(report: DrillReport) -> str:
 
 
 def render_index(drills: Sequence[PastDrill]) -> str:
-    """The page of all drills, the newest first."""
     newest_first = list(reversed(drills))
     passed = next((each for each in newest_first if each.verdict == DrillVerdict.PASSED), None)
     return render_list(PACKAGE, "index.html", drills=newest_first, passed=passed)

@@ -49,7 +49,6 @@ class PlaygroundTarget:
 
     @property
     def name(self) -> str:
-        """A description for messages and reports."""
         return f"an embedded playground of {counted(self.stores, 'store')}"
 
     def plan(self, drill: str, backup: BackupSet | None = None, reporter: Reporter = silent) -> Creation:  # noqa: ARG002 - takes any backup

@@ -76,7 +76,6 @@ class DrillReport:
     """PD of the cluster that was backed up or followed; empty = none took part."""
 
     def value(self, goal: str) -> float | None:
-        """The measured value of an objective."""
         return next((each.value for each in self.goals if each.name == goal), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,5 +89,4 @@ def page_url(home: StorageLocation, drill: str) -> str:
 
 
 def write_json(home: ObjectStore, report: DrillReport) -> None:
-    """Save the JSON of a report."""
     home.put(f"{REPORTS}/{report.id}.json", (json.dumps(sealed(report.to_json()), indent=1) + "\n").encode())

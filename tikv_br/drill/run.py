@@ -47,7 +47,6 @@ class LeasedStep(Generic[C]):
 
     @property
     def name(self) -> str:
-        """The name of the step."""
         return self.step.name
 
     def run(self, context: C) -> None:

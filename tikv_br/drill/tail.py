@@ -101,7 +101,6 @@ class FeedRunner:
         return 0 if self._replicator is None else self._replicator.status().checkpoint_ts
 
     def written(self) -> int:
-        """Number of rows written."""
         return 0 if self._replicator is None else self._replicator.status().written
 
     def force_exact(self) -> None:
@@ -128,7 +127,6 @@ class DiffRunner:
         return self._checkpoint_ts
 
     def written(self) -> int:
-        """Rows, by all passes."""
         return self._written
 
     def force_exact(self) -> None:
@@ -158,7 +156,6 @@ class Tail:
         ]
 
     def start(self) -> None:
-        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
@@ -180,7 +177,6 @@ class Tail:
         return min(runner.checkpoint_ts() for runner in self._runners)
 
     def written(self) -> int:
-        """Rows, in all ranges."""
         return sum(runner.written() for runner in self._runners)
 
     def force_exact(self) -> None:

@@ -49,7 +49,6 @@ class Destination:
         ]
 
     def restore_options(self, storage: StorageLocation, state: StorageLocation | None) -> RestoreOptions:
-        """The options of a restore to here."""
         keyspace = "" if self.keyspace is None else str(self.keyspace)
         return RestoreOptions(self.cluster, storage, to_keyspace=keyspace, state=state, command="drill run")
 
@@ -102,7 +101,6 @@ class ClusterTarget:
 
     @property
     def name(self) -> str:
-        """A description for messages and reports."""
         return f"{f'keyspace {self.keyspace} of ' if self.keyspace else ''}the cluster at {','.join(self.cluster.pd)}"
 
     def holds(self, rows: OwnedRows) -> bool:

@@ -198,7 +198,6 @@ class RowProperties:
         self._first_expiry = self._min_ts = _MAX_U64
 
     def watch(self, rows: Iterable[LiveRow]) -> Iterator[LiveRow]:
-        """Pass on the rows of the file."""
         for each in rows:
             self._rows += 1
             key, stored = each[3]

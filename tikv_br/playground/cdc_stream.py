@@ -43,7 +43,6 @@ class Features:
 
     @classmethod
     def of(cls, version: str) -> Features:
-        """The features of a client's version."""
         found = _SEMVER.fullmatch(version)
         number = (*map(int, found.group(1, 2, 3)), not found.group(4)) if found else (0, 0, 0, True)
         return cls(batched_resolved_ts=number >= (4, 0, 8, True), checks_cluster=number >= (5, 3, 0, True))

@@ -96,7 +96,6 @@ class Encoding:
         return key
 
     def data_key(self, key: bytes, ts: int) -> bytes:  # noqa: ARG002
-        """The key in RocksDB."""
         return DATA_PREFIX + key
 
     def put(self, key: bytes, value: bytes, expire: int, ts: int) -> Row:  # noqa: ARG002

@@ -56,7 +56,6 @@ class EtcdServer:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process, for signals."""
         if self._process is None:
             raise PlaygroundError("etcd is not running")
         return self._process

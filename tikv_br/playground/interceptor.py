@@ -49,7 +49,6 @@ class FailpointInterceptor(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """Wrap the method's handler."""
         handler = continuation(handler_call_details)
         rpc = str(handler_call_details.method).rpartition("/")[2]
         if handler is None or rpc.lower() not in METHODS:

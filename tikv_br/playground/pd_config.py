@@ -96,7 +96,6 @@ class PdConfig:
         }
 
     def schedule(self) -> dict[str, Any]:
-        """The schedule section with the current values."""
         with self._lock:
             now = self._clock()
             self._temporary = {name: kept for name, kept in self._temporary.items() if kept[1] > now}

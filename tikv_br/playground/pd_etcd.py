@@ -40,7 +40,6 @@ class EtcdState:
         return [self._items[each] for each in sorted(self._items) if each >= key and (end == b"\0" or each < end)]
 
     def put(self, key: bytes, value: bytes, lease: int) -> None:
-        """Write a key at the next revision."""
         old, revision = self._items.get(key), self.revision + 1
         created, version = (old.create_revision, old.version + 1) if old is not None else (revision, 1)
         self._items[key] = mvccpb_pb2.KeyValue(
@@ -64,7 +63,6 @@ class EtcdState:
         return not lease or lease in self._leases
 
     def grant(self, ttl: int, lease: int) -> int:
-        """Make a lease."""
         lease = lease or secrets.randbits(62) + 1
         self._leases[lease] = ttl, self._clock() + ttl
         self._save()
@@ -108,7 +106,6 @@ class EtcdService:
         self._has_leader = has_leader
 
     def add_to(self, server: grpc.Server) -> None:
-        """Register both services."""
         kv = {
             "Range": unary(pb.RangeRequest, self._locked(self._range)),
             "Put": unary(pb.PutRequest, self._locked(self._put)),

@@ -176,7 +176,6 @@ class PdServer:
 
     @property
     def ports(self) -> dict[str, int]:
-        """The port of each member, by name."""
         return {_name(index): front.port for index, front in enumerate(self._fronts)}
 
     def kill(self, seconds: float) -> None:

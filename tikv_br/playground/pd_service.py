@@ -43,7 +43,6 @@ class PdService:
         self._index = index
 
     def add_to(self, server: grpc.Server) -> None:
-        """Register both services."""
         pd = {name: self._handler(pdpb_pb2, name, call) for name, call in self._calls().items()}
         pd["Tso"] = bidi(pdpb_pb2.TsoRequest, self._tso)
         keyspace = {

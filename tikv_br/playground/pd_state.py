@@ -122,7 +122,6 @@ class PdState:
         return self._url(self.address)
 
     def members(self) -> list[pdpb_pb2.Member]:
-        """All members."""
         return [
             pdpb_pb2.Member(
                 name=NAME if index == 0 else f"pd{index + 1}",

@@ -130,7 +130,6 @@ class RegionSizes:
         return self.of(region).size
 
     def of(self, region: Region) -> RegionSize:
-        """The approximate size of a region."""
         bounds = region.data_range()
         with self._lock:
             counted_bounds, counted = self._counts.get(region.id, (None, None))

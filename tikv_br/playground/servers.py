@@ -214,5 +214,4 @@ class ReservedPort:
         self.address = f"{LOOPBACK}:{self.port}"
 
     def close(self) -> None:
-        """Release the port."""
         self._socket.close()

@@ -89,7 +89,6 @@ class Settings:
 
     @property
     def path(self) -> Path:
-        """The playground's directory."""
         return Path(self.directory)
 
     @property
@@ -99,7 +98,6 @@ class Settings:
 
     @property
     def version(self) -> ApiVersion:
-        """The API version of all stores."""
         return ApiVersion(self.api_version)
 
     @property
@@ -108,7 +106,6 @@ class Settings:
         return ServerVersion.parse(self.tikv_version)
 
     def to_json(self) -> str:
-        """Serialize for the playground's directory."""
         return json.dumps(asdict(self), indent=2)
 
     @classmethod

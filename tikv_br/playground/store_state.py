@@ -102,7 +102,6 @@ class Pace:
         self._sleep(wait)
 
     def clear(self) -> None:
-        """Set `worked` to 0."""
         with self._lock:
             self.worked = 0.0
 
@@ -163,5 +162,4 @@ class StoreImportMode:
 
     @property
     def importing(self) -> bool:
-        """Return whether import mode is on."""
         return self._clock() < self._until

@@ -67,7 +67,6 @@ class SparkSettings:
 
     @property
     def properties(self) -> dict[str, str]:
-        """All of it as settings of Spark."""
         found = dict(self.conf)
         if self.archive:
             archive = self.archive if "#" in self.archive else f"{self.archive}#{_ENVIRONMENT}"

@@ -133,7 +133,6 @@ class TaskContext:
             raise
 
     def message(self, kind: Literal["progress", "result", "error"], body: bytes = b"") -> TaskMessage:
-        """Return a message with the totals so far."""
         return TaskMessage(kind, self.index, self.attempt, (int(self._bytes), int(self._keys)), body)
 
 
