@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tikv_br.formats import columns
 
 if TYPE_CHECKING:
-    from tikv_br.formats.kernels.rows import Signs
+    from tikv_br.formats.kernels.order import Signs
 
 Order = npt.NDArray[np.int64]
 """Array of row numbers."""
@@ -53,7 +53,7 @@ def newest_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def key_order(keys: pa.LargeBinaryArray, order: Order | None = None) -> tuple[Order, Signs]:
     """The rows in the order of their keys, rows of one key in the given order, and how each key compares with the one before it."""
-    from tikv_br.formats.kernels.rows import codes, compare_neighbours
+    from tikv_br.formats.kernels.order import codes, compare_neighbours
 
     numbers = codes(*columns.view(keys))
     found = np.argsort(numbers, kind="stable") if order is None else order[np.argsort(numbers[order], kind="stable")]

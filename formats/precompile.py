@@ -26,12 +26,14 @@ from tikv_br.formats.keys.ranges import EVERY_KEY
 _MODULES = (
     "kernels.cdc",
     "kernels.checksum",
+    "kernels.order",
     "kernels.mvcc",
     "kernels.rawput",
     "kernels.rawscan",
     "kernels.rows",
     "sst.decode",
     "sst.encode",
+    "sst.encode_page",
     "sst.row_check",
 )
 _PAGE = b"\x12\x0a\x12\x03key\x1a\x03one"
@@ -118,7 +120,7 @@ def _call_sst_kernels(stored: pa.RecordBatch, page: rawscan.RawPage, source: Key
 def _call_row_kernels(record: pa.RecordBatch) -> None:
     from tikv_br.formats import order
     from tikv_br.formats.kernels import rawput
-    from tikv_br.formats.kernels.rows import last_of_keys
+    from tikv_br.formats.kernels.order import last_of_keys
 
     keys, values, prefix = columns.view(record["key"]), columns.view(record["value"]), columns.from_bytes(b"r")
     order.by_key(pa.concat_batches([record, record]))

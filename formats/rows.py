@@ -14,6 +14,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import Flags, Numbers
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
 from tikv_br.formats.kernels import rows as kernels
+from tikv_br.formats.kernels.order import Signs, compare_neighbours
 from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
@@ -79,12 +80,12 @@ class RowOrder:
     def __init__(self) -> None:
         self._last: tuple[bytes, int] | None = None
 
-    def signs(self, records: pa.RecordBatch) -> kernels.Signs:
+    def signs(self, records: pa.RecordBatch) -> Signs:
         """Compare each key of the next batch with the one before: 1 = it follows, 0 = an older version of it.
 
         Raises `UnsortedKeys`.
         """
-        signs = kernels.compare_neighbours(*columns.view(records["key"]))
+        signs = compare_neighbours(*columns.view(records["key"]))
         if not records.num_rows:
             return signs
         ts = columns.numbers(records["ts"])
@@ -178,7 +179,7 @@ def _check_decoded(row: int, reason: int, rows: pa.RecordBatch, codec: KeyCodec)
         raise DamagedBytes(f"row {row}, key {show_key(rows['key'][row].as_py())}: {what}")
 
 
-def _check_order(signs: kernels.Signs, older: Flags, records: pa.RecordBatch) -> None:
+def _check_order(signs: Signs, older: Flags, records: pa.RecordBatch) -> None:
     wrong = (signs < 0) | ((signs == 0) & ~older)
     if wrong.any():
         row = int(wrong.argmax())

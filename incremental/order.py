@@ -15,7 +15,7 @@ from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.order import drop_repeated
 
 if TYPE_CHECKING:
-    from tikv_br.formats.kernels.rows import Signs
+    from tikv_br.formats.kernels.order import Signs
 
 
 ROW_BYTES = 33
@@ -45,7 +45,7 @@ def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _signs(rows: pa.RecordBatch) -> Signs:
     """Return the order of each row's key relative to the row before (-1, 0, 1); 1 where the ts changes."""
-    from tikv_br.formats.kernels.rows import compare_neighbours
+    from tikv_br.formats.kernels.order import compare_neighbours
 
     ts = columns.numbers(rows["ts"])
     signs = compare_neighbours(*columns.view(rows["key"]))
@@ -55,7 +55,7 @@ def _signs(rows: pa.RecordBatch) -> Signs:
 
 def last_of_keys(rows: pa.RecordBatch) -> pa.RecordBatch:
     """The last row of each key, without changing the order."""
-    from tikv_br.formats.kernels.rows import last_of_keys as kernel
+    from tikv_br.formats.kernels.order import last_of_keys as kernel
 
     last = kernel(*columns.view(rows["key"]), _SEED)
     return rows if last.all() else rows.filter(pa.array(last))

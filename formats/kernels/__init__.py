@@ -7,7 +7,8 @@ second to import.
 Modules, in reading order:
 
 - `addresses`, `memory`: raw memory, copies and numbers
-- `rows`: keys and values between user and storage form, and the order of keys
+- `rows`: keys and values between user and storage form
+- `order`: the order of keys, and which are equal
 - `mvcc`: rows of the column families of transactions
 - `checksum`: XOR of rows for the checksum
 - `rawscan`, `rawput`, `cdc`: parsing and writing protobuf messages

@@ -6,5 +6,5 @@ Modules, in reading order:
 - `table`: an opened table: properties, index, and the lookup of one row
 - `reader`, `decode`: rows of a table as Arrow batches, and the kernel for blocks
 - `check`, `row_check`: whether a store can ingest a table, by its structure and by its rows
-- `writer`, `encode`: writes tables, and the kernels that fill blocks from rows and RawScan pages
+- `writer`, `arena`, `encode`, `encode_page`: writes tables; the memory of kernels, and those that fill blocks from rows and RawScan pages
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ from tikv_br.formats.sst.block import (
     TRAILER_SIZE,
     BlockReader,
     Footer,
-    encode_entries,
     entries,
     entries_end,
     extents,
     read_footer,
 )
-from tikv_br.formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint, zigzag
+from tikv_br.formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, zigzag
 from tikv_br.formats.sst.source import RandomAccess, TailCache
 
 BLOCK_NAME = "rocksdb.properties"
@@ -44,7 +42,6 @@ NUM_RANGE_DELETIONS = "rocksdb.num.range-deletions"
 RAW_KEY_SIZE = "rocksdb.raw.key.size"
 RAW_VALUE_SIZE = "rocksdb.raw.value.size"
 TAIL_START = "rocksdb.tail.start.offset"
-_NO_COLUMN_FAMILY = 0x7FFFFFFF
 
 
 def read_properties(blocks: BlockReader, handle: BlockHandle) -> dict[str, bytes]:
@@ -67,40 +64,6 @@ def number(properties: Mapping[str, bytes], name: str) -> int:
 def fixed_number(properties: Mapping[str, bytes], name: str) -> int:
     """A property of fixed width, little endian; 0 when it is absent."""
     return int.from_bytes(properties.get(name, b""), "little")
-
-
-def encode_properties(
-    varints: Mapping[str, int], *, compression: str, index_of_user_keys: bool, index_of_deltas: bool
-) -> bytes:
-    """The block of an ingestible table without a filter; `varints` are the sizes and counts.
-
-    Session, file number and host are left out on purpose: stores derive cache keys from them, and two files must never
-    share one.
-    """
-    properties = {name: encode_varint(count) for name, count in varints.items()} | {
-        COMPARATOR: BYTEWISE,
-        EXTERNAL_VERSION: struct.pack("<I", 2),
-        GLOBAL_SEQNO: bytes(8),
-        INDEX_KEYS_ARE_USER_KEYS: encode_varint(index_of_user_keys),
-        INDEX_TYPE: struct.pack("<I", 0),
-        INDEX_VALUES_ARE_DELTAS: encode_varint(index_of_deltas),
-        "rocksdb.block.based.table.prefix.filtering": b"0",
-        "rocksdb.block.based.table.whole.key.filtering": b"1",
-        "rocksdb.column.family.id": encode_varint(_NO_COLUMN_FAMILY),
-        "rocksdb.compression": compression.encode(),
-        "rocksdb.creation.time": encode_varint(0),
-        "rocksdb.filter.size": encode_varint(0),
-        "rocksdb.fixed.key.length": encode_varint(0),
-        "rocksdb.format.version": encode_varint(0),
-        "rocksdb.merge.operator": b"nullptr",
-        "rocksdb.oldest.key.time": encode_varint(0),
-        "rocksdb.prefix.extractor.name": b"nullptr",
-        "rocksdb.property.collectors": b"[]",
-        DELETED_KEYS: encode_varint(0),
-        MERGE_OPERANDS: encode_varint(0),
-        NUM_RANGE_DELETIONS: encode_varint(0),
-    }
-    return encode_entries((name.encode(), value) for name, value in sorted(properties.items()))
 
 
 def _without_global_seqno(stored: bytes, handle: BlockHandle) -> bytes:
@@ -150,14 +113,10 @@ def read_index(blocks: BlockReader, handle: BlockHandle, properties: Mapping[str
     index = _checked(decode(blocks.read(handle)), handle.offset, "index")
     if kind != _TWO_LEVELS:
         return index
-    separators: list[bytes] = []
-    handles: list[BlockHandle] = []
-    for partition in index.handles:
-        part = decode(blocks.read(partition))
-        separators += part.separators
-        handles += part.handles
+    parts = [decode(blocks.read(partition)) for partition in index.handles]
+    whole = SstIndex([key for part in parts for key in part.separators], [at for part in parts for at in part.handles])
     data_limit = index.handles[0].offset if index.handles else 0
-    return _checked(SstIndex(separators, handles), data_limit, "partitioned index")
+    return _checked(whole, data_limit, "partitioned index")
 
 
 def _decode(block: Readable, *, user_keys: bool, deltas: bool, first_keys: bool) -> SstIndex:

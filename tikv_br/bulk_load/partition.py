@@ -124,7 +124,7 @@ class RowCleaner:
         import pyarrow.compute as pc
 
         from tikv_br.formats import columns
-        from tikv_br.formats.kernels.rows import compare_neighbours
+        from tikv_br.formats.kernels.order import compare_neighbours
 
         bad = pc.drop_null(batch["problem"])
         if len(bad):

@@ -93,7 +93,7 @@ def _write_run(options: RunsOptions, batches: Sequence[pa.RecordBatch]) -> FileE
     import numpy as np
 
     from tikv_br.formats import columns, parquet
-    from tikv_br.formats.kernels.rows import compare_neighbours
+    from tikv_br.formats.kernels.order import compare_neighbours
 
     rows = _by_key(batches)
     keys = rows["key"]

@@ -9,11 +9,12 @@ from tikv_br.formats.sst import table as names
 from tikv_br.formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries, entries
 from tikv_br.formats.sst.coding import BlockHandle
 from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.writer import encode_properties
 
 
 def test_no_identity() -> None:
     """Nothing from which a store would make the same cache key for two files is written."""
-    block = names.encode_properties({}, compression="", index_of_user_keys=False, index_of_deltas=False)
+    block = encode_properties({}, compression="", index_of_user_keys=False, index_of_deltas=False)
     assert not [name for name, _ in entries(block) if b"identity" in name or b"file.number" in name]
 
 
