@@ -62,9 +62,9 @@ def test_pins_and_prune(root: str, recorded: Path) -> None:
     assert not list(open_store(parse(f"{root}/ours")).list())
 
 
-def test_a_comparison_with_raw_data_is_refused(root: str) -> None:
-    """Before the cluster is asked; the message names the mode of the data, and the command for it."""
-    done = tikv_br("verify", f"{root}/ours", "--level", "restore", "--pd", "127.0.0.1:1")
-    assert done.code == 33
+def test_commands_for_raw_data_refuse(root: str, tmp_path: Path) -> None:
+    """The message names the mode of the data, and the command for it."""
+    done = tikv_br("export", "raw", "--from-backup", f"{root}/ours", "--storage", str(tmp_path / "rows"))
+    assert done.code == 33, done.err
     assert "is a backup of TxnKV data" in done.err
     assert "restore txn" in done.err

@@ -24,9 +24,8 @@ from tikv_br.backupset.index_entry import entry_of
 from tikv_br.backupset.rebuild import rebuild
 from tikv_br.backupset.retention import Policy
 from tikv_br.backupset.rows import chosen_codec, count_fences, find_value, has_rows, read_rows
-from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.errors import BackupDamaged, BackupUnsupported
+from tikv_br.errors import BackupDamaged
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
@@ -257,14 +256,6 @@ def test_files_of_one_family_that_overlap(recorded: Path, store: ObjectStore) ->
     store.put(again.name, store.get(file.name))
     store.put("backupmeta", meta.SerializeToString())
     assert any("overlaps that of" in finding.cause for finding in findings(store, Level.META))
-
-
-def test_a_comparison_with_a_cluster_is_for_raw_data(recorded: Path, store: ObjectStore) -> None:
-    """It is refused before any request."""
-    made_by("tikv-br", store, recorded)
-    options = VerifyOptions(store.location, Level.RESTORE, ClusterConfig(("127.0.0.1:1",)), executor="driver")
-    with pytest.raises(BackupUnsupported, match="is a backup of TxnKV data"):
-        verify(options)
 
 
 def test_an_index_with_both_modes(golden: Path, recorded: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ Modules, in reading order:
 - bisection: narrows a difference by checksums
 - ranges: compares one range, from its checksum down to the keys that differ
 - files: compares files of a backup with a cluster
+- txn: the same of transactional backups
 
 Imports cluster, storage, backupset and formats. Writes nothing.
 """

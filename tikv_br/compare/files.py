@@ -124,7 +124,7 @@ class BackupComparison:
         cuts = [cluster.codec.user_key(cut) for cut in self._cuts.get(file.name, ())] if recorded else []
         if recorded and not self._may_expire(file):
             found = cluster.sums(there, cuts).sums
-            difference = "" if found == recorded.everything else _differing_sums(part, found, recorded.everything)
+            difference = "" if found == recorded.everything else differing_sums(part, found, recorded.everything)
         else:
             report = compare_range(rows, cluster, there, keys=1, cuts=cuts)
             found, difference = report.sums, _differing_ranges(part, cluster, report)
@@ -229,7 +229,8 @@ class BackgroundComparison:
         return None if difference else sums
 
 
-def _differing_sums(part: FilePart, found: Checksum, expected: Checksum) -> str:
+def differing_sums(part: FilePart, found: Checksum, expected: Checksum) -> str:
+    """Describe a difference between the checksums of a part."""
     return (
         f"{part.span} of the cluster differs from {part}: {found.total_kvs} rows, {found.total_bytes} bytes, "
         f"checksum {found.crc64xor:016x}, instead of {expected.total_kvs} rows, {expected.total_bytes} bytes, "

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind, FilePair, content_damage, verify_file_identity
 from tikv_br.backupset.rows import kind_of
-from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.compare.files import BackupComparison, FilePart
+from tikv_br.compare.txn import TxnComparison
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
@@ -171,7 +172,14 @@ class CompareJob:
     cluster: ClusterConfig
     store: ObjectStore
     api_version: ApiVersion
+    key_mode: KeyMode
     expiry_recorded: bool
+
+    def comparison(self, cluster: Cluster) -> BackupComparison | TxnComparison:
+        """The comparison for data of this mode."""
+        if self.key_mode is KeyMode.TXN:
+            return TxnComparison(cluster, self.store, self.api_version)
+        return BackupComparison(cluster, self.store, self.api_version, expiry_recorded=self.expiry_recorded)
 
 
 def name_of(task: FilePart | KeyRange) -> str:
@@ -181,8 +189,7 @@ def name_of(task: FilePart | KeyRange) -> str:
 
 def compare_with_cluster(job: CompareJob, task: FilePart | KeyRange, context: TaskContext) -> TaskFindings:
     """Compare a file, or a range without rows in the backup, with the cluster."""
-    cluster = context.shared(ClusterPool).get(job.cluster)
-    comparison = BackupComparison(cluster, job.store, job.api_version, expiry_recorded=job.expiry_recorded)
+    comparison = job.comparison(context.shared(ClusterPool).get(job.cluster))
     try:
         if isinstance(task, FilePart):
             equal, difference = comparison.compare(task)

@@ -53,11 +53,13 @@ def check_options(options: VerifyOptions) -> None:
 
 
 def compare_tasks(
-    ranges: Sequence[KeyRange], files: Sequence[FileEntry], chosen: Sequence[FileEntry]
+    ranges: Sequence[KeyRange], pairs: Sequence[FilePair], chosen: Sequence[FilePair]
 ) -> list[FilePart | KeyRange]:
     """Return the parts to compare: the chosen files and, if all files are chosen, the ranges without a file."""
-    found = [FilePart(file, file.key_range) for file in chosen]
-    return [*found, *subtract(ranges, [file.key_range for file in files])] if len(chosen) == len(files) else [*found]
+    found = [FilePart(pair.file, pair.file.key_range, values=pair.values) for pair in chosen]
+    if len(chosen) < len(pairs):
+        return [*found]
+    return [*found, *subtract(ranges, [pair.file.key_range for pair in pairs])]
 
 
 def choose_executor(options: VerifyOptions, work_bytes: int) -> ExecutorOptions:
@@ -279,18 +281,19 @@ def check_files(context: VerifyContext) -> None:
 
 def check_fit(context: VerifyContext) -> None:
     """Check that the cluster has the backup's encoding and supports checksums."""
-    context.backup.require_mode(KeyMode.RAW)
     context.backup.require_full()
     cluster = context.clusters.get(context.cluster)
     cluster.info(context.reporter).require_encoding(context.backup.api_version)
-    cluster.require(versions.CHECKSUMS)
+    if context.backup.key_mode is KeyMode.RAW:
+        cluster.require(versions.CHECKSUMS)
 
 
 def compare(context: VerifyContext) -> None:
     """Compare the cluster's checksums with the backup's."""
     backup = context.backup
-    job = CompareJob(context.cluster, backup.store, backup.api_version, backup.expiry_recorded)
-    tasks = compare_tasks(backup.ranges, backup.files, [part.file for part in context.parts])
+    job = CompareJob(context.cluster, backup.store, backup.api_version, backup.key_mode, backup.expiry_recorded)
+    pairs = backup.pairs
+    tasks = compare_tasks(backup.ranges, pairs, [pair for pair in context.parts if pair in pairs])
     where = choose_executor(context.options, 0)
     context.executor = where.executor
     context.session_seconds = run_tasks(

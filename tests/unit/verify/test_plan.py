@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FilePair
 from tikv_br.compare.files import FilePart
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.ranges import KeyRange
@@ -25,16 +25,16 @@ def file(start: bytes, end: bytes) -> FileEntry:
 
 def test_every_key_of_the_ranges_is_asked_for_once() -> None:
     """Files and the holes between them make up the ranges: a row where the backup has none is a difference, too."""
-    files = [file(b"b", b"c"), file(b"d", b"")]
-    found = compare_tasks([KeyRange(b"", b"")], files, files)
-    parts = [FilePart(file, file.key_range) for file in files]
+    pairs = [FilePair(file(b"b", b"c")), FilePair(file(b"d", b""), file(b"d", b""))]
+    found = compare_tasks([KeyRange(b"", b"")], pairs, pairs)
+    parts = [FilePart(pair.file, pair.file.key_range, values=pair.values) for pair in pairs]
     assert found == [*parts, KeyRange(b"", b"b"), KeyRange(b"c", b"d")]
 
 
 def test_a_subset_asks_for_its_files_only() -> None:
     """Files outside the subset are no hole."""
-    files = [file(b"b", b"c"), file(b"d", b"")]
-    assert compare_tasks([KeyRange(b"", b"")], files, files[:1]) == [FilePart(files[0], files[0].key_range)]
+    pairs = [FilePair(file(b"b", b"c")), FilePair(file(b"d", b""))]
+    assert compare_tasks([KeyRange(b"", b"")], pairs, pairs[:1]) == [FilePart(pairs[0].file, pairs[0].file.key_range)]
 
 
 @pytest.mark.parametrize(
