@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tikv_br import cancellation
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.topology import Store, StoreState
+from tikv_br.formats.api_version import ApiVersion
 
 Answer: TypeAlias = Callable[[brpb_pb2.BackupRequest], list[brpb_pb2.BackupResponse]]
 
@@ -36,6 +37,9 @@ class OneStore:
 
     cluster_id = 7
     config = ClusterConfig(("127.0.0.1:1",))
+    api_version = ApiVersion.V1
+    router: Any = None
+    tso: Any = None
 
     def __init__(self, answer: Answer = answer_at_once) -> None:
         self.store_description = Store(1, "127.0.0.1:2", "", StoreState.UP, "")

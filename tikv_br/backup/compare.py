@@ -3,7 +3,7 @@
 A store computes the checksum of its live rows, so it also differs from the copy's if rows have expired or were written since.
 Then the rows are compared; expired rows do not count as differences. Ranges that changed during the backup cannot be compared;
 they are counted and reported. Other ranges with differences are copied again, once. If the second copy differs too and the range
-did not change between the two comparisons, the copy is wrong.
+did not change between the two comparisons, the copy is wrong. Transactional data are compared at backup-ts, where they never change.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from tikv_br.backupset import coverage, ledger
 from tikv_br.backupset.files import Expiry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.cancellation import run_on_threads
+from tikv_br.cluster.checksum import txn_checksum
+from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.compare.sides import ClusterSide, FileRows
 from tikv_br.compare.sums import RangeSums, RecordedSums
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.convert import Converter, join_expiry
 from tikv_br.dataflow.plan import Interval
+from tikv_br.dataflow.task import Snapshot
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
@@ -95,6 +98,8 @@ def _compare_all(context: BackupContext, finished: Sequence[FinishedTask]) -> li
 
 
 def _compare(context: BackupContext, entry: LedgerEntry) -> _Comparison:
+    if context.snapshot is not None:
+        return _compare_snapshot(context, context.snapshot, entry)
     converter = context.conversion.of(entry.interval)
     cluster = ClusterSide(context.cluster.raw(converter.source.keyspace_id))
     span = converter.source.user_range(entry.interval)
@@ -106,6 +111,13 @@ def _compare(context: BackupContext, entry: LedgerEntry) -> _Comparison:
         return _Comparison(Verdict.EQUAL, answer.sums, rows)
     changed = _only_expired(rows, entry) or (not rows.expiring and cluster.sums(span).sums != answer.sums)
     return _Comparison(Verdict.CHANGED if changed else Verdict.DIFFERENT, answer.sums, rows)
+
+
+def _compare_snapshot(context: BackupContext, snapshot: Snapshot, entry: LedgerEntry) -> _Comparison:
+    patience = context.options.lock_patience
+    locks = SnapshotLocks(context.cluster, snapshot.ts, snapshot.resolved_locks, patience=patience)
+    sums = txn_checksum(context.cluster, entry.interval, locks)
+    return _Comparison(Verdict.EQUAL if sums == entry.source else Verdict.DIFFERENT, sums)
 
 
 def _only_expired(rows: DifferenceSums, entry: LedgerEntry) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 
 from tikv_br.backup import engines
+from tikv_br.backup.compare import compare_checksums
 from tikv_br.backup.run import look_for_rows, protect_from_gc
 from tikv_br.cancellation import run_on_threads
 from tikv_br.cluster import versions
@@ -23,7 +24,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import Interval, source_ranges
 from tikv_br.dataflow.run import BackupReport, run_backup
 from tikv_br.dataflow.task import Snapshot
-from tikv_br.errors import ClusterUnfit, ResumeRefused, SafePointError
+from tikv_br.errors import ChecksumMismatch, ClusterUnfit, ResumeRefused, SafePointError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.progress_events import Notice, Reporter, silent
@@ -55,6 +56,7 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
     )
     if options.dry_run:
         return [*checks, find, plan]
+    compare = [FunctionStep("compare checksums", compare_snapshot)] if options.checksum else []
     return [
         *checks,
         FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
@@ -67,6 +69,7 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
         FunctionStep("copy", engines.copy),
         FunctionStep("check GC", check_gc),
         FunctionStep("verify coverage", steps.verify_coverage),
+        *compare,
         FunctionStep("commit", steps.commit),
         FunctionStep("clean up", path.clean_up),
         FunctionStep("hand over the safe point", steps.hand_over_safe_point),
@@ -123,3 +126,13 @@ def check_gc(context: BackupContext) -> None:
         with contextlib.suppress(SafePointError):  # the next call raises it, too
             context.keeper.confirm()
         context.check_locks()
+
+
+def compare_snapshot(context: BackupContext) -> None:
+    """Compare as `compare_checksums`; raises `SafePointError` if GC may have removed what is compared."""
+    try:
+        compare_checksums(context)
+    except ChecksumMismatch:
+        check_gc(context)
+        raise
+    check_gc(context)

@@ -147,6 +147,7 @@ class TxnBackupFlags(backup_flags.BackupFlags):
     compression: Literal["zstd", "lz4", "snappy"] = flag("zstd", "Compression of the files.", shared=True)
     compression_level: int = COMPRESSION_LEVEL()
     gc_ttl: float = GC_TTL()
+    checksum: bool = CHECKSUM()
     lock_patience: float = flag(
         "1m", "How long to wait for transactions whose locks are in the way of the backup.", kind=kinds.TIME
     )

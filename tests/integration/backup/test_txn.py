@@ -19,12 +19,14 @@ from tests.integration.backup.resume.unfinished import files_at
 from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.live_txns import ALIVE, NAMES, Txns, prefix_of
+from tikv_br.backup import compare
 from tikv_br.backup.txn import backup_txn
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import (
     BackupUnsupported,
+    ChecksumMismatch,
     ClusterUnfit,
     LocksRemain,
     NothingMatched,
@@ -33,6 +35,7 @@ from tikv_br.errors import (
     TikvBrError,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode, encode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.mvcc import WriteRecord
@@ -164,8 +167,9 @@ def test_a_snapshot_beside_locks_of_every_kind(source: Source) -> None:
     txns.lock_pessimistically(NAMES[15], ttl=ALIVE)
     time.sleep(0.01)
     alive = txns.prewrite(NAMES[6], NAMES[16], ttl=ALIVE)
-    wanted = source.wanted()
+    wanted = source.wanted(checksum=True)
     summary = backup_txn(wanted).summary
+    assert (summary.compared_ranges, summary.changed_ranges) == (1, 0)
     txns.commit(alive, NAMES[6], NAMES[16])
     source.put(NAMES[30], b"later")
     rows = source.check(wanted)
@@ -259,6 +263,30 @@ def test_gc_that_is_moved_by_hand(source: Source) -> None:
     assert files_at(wanted) == set()
     backup_txn(wanted)
     assert source.check(wanted).keys() == {NAMES[0]}
+
+
+def test_a_copy_that_differs(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made once more. Still different, it is an error: of the copy, or of GC that has passed backup-ts."""
+    for name in NAMES[:20]:
+        source.put(name, LONG)
+
+    def destroy() -> None:
+        request = kv.DeleteRangeRequest(start_key=source.txns.key(NAMES[3]), end_key=source.txns.key(NAMES[4]))
+        source.txns.call("KvDeleteRange", source.txns.key(NAMES[3]), request)
+
+    wanted = source.wanted(checksum=True)
+    backup_txn(wanted, when(StepFinished, "copy", destroy))
+    assert source.check(wanted).keys() == {*NAMES[:3], *NAMES[4:20]}
+    monkeypatch.setattr(compare, "txn_checksum", lambda *_asked: Checksum())
+    wanted = source.wanted(checksum=True)
+    with pytest.raises(ChecksumMismatch, match="copied twice"):
+        backup_txn(wanted)
+    assert not list(Path(wanted.storage.path).rglob("*.sst"))
+    pd = source.live.cluster.pd
+    with pytest.raises(SafePointError):
+        backup_txn(
+            source.wanted(checksum=True), when(StepFinished, "check GC", lambda: pd.update_gc_safe_point(pd.tso()))
+        )
 
 
 def fail_in(step: str) -> Callable[[Event], None]:

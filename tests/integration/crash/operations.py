@@ -14,6 +14,7 @@ from tests.support.logs import LOG_ID
 from tests.unit.archive.samples import LOG
 from tikv_br.archive.compact import CompactionOptions, compaction_steps
 from tikv_br.archive.log import LogSource
+from tikv_br.backup import txn
 from tikv_br.backup.merge import MergeOptions, merge_backup, merge_steps
 from tikv_br.backup.run import backup, backup_steps
 from tikv_br.backupset import layout
@@ -54,6 +55,11 @@ def run_backup(options: BackupOptions, reporter: Reporter) -> None:
     backup(options, reporter)
 
 
+def run_txn_backup(options: BackupOptions, reporter: Reporter) -> None:
+    """Back up transactional data."""
+    txn.backup_txn(options, reporter)
+
+
 def run_increment(options: BackupOptions, base: StorageLocation, reporter: Reporter) -> None:
     """Back up the changes since a backup."""
     back_up_changes(options, base, reporter)
@@ -75,7 +81,7 @@ def check_whole(live: LiveCluster, place: Path) -> None:
 
 def check_alone(live: LiveCluster, place: Path, *, protected: bool = True) -> None:
     """Nothing else is there: no object, no file of a writer, no empty folder, one entry in the index, one safe point or none."""
-    found = BackupSet.open(open_store(StorageLocation("local", str(place))))
+    found = BackupSet.open(open_store(StorageLocation("local", str(place))), key_mode=None)
     assert found.manifest is not None
     entry = Index(open_store(StorageLocation("local", str(place.parent)))).read()
     assert [each.entry.path for each in entry] == ["backup"]
@@ -199,6 +205,7 @@ def chosen_drills() -> list[tuple[Variant, Cell]]:
 
 
 BACKUP_STEPS = backup_steps(BACKUP)
+TXN_STEPS = txn.backup_steps(BACKUP)
 INCREMENT_STEPS = increment_steps(BACKUP)
 MERGE_STEPS = merge_steps(MergeOptions(BACKUP, BACKUP.storage))
 COMPACTION = CompactionOptions(BACKUP.storage, LOG, grace=0.0, executor="driver", concurrency=1)

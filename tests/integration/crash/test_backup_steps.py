@@ -33,17 +33,20 @@ from tests.integration.crash.operations import (
     BACKUP_STEPS,
     INCREMENT_STEPS,
     MERGE_STEPS,
+    TXN_STEPS,
     check_alone,
     check_whole,
     run_backup,
     run_increment,
     run_merge,
+    run_txn_backup,
 )
 from tests.integration.crash.world import Rival, files, forget_safe_points
 from tests.integration.incremental import forked_sync
 from tests.support import history
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.live_txns import ALIVE, NAMES, Txns, prefix_of
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.backup.merge import MergeOptions
@@ -56,9 +59,12 @@ from tikv_br.cli.main import run
 from tikv_br.dataflow.options import EngineKind
 from tikv_br.errors import BackupPathInUse
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode, encode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.verify.options import Level, VerifyOptions
+from tikv_br.verify.run import verify
 
 ENGINES = ("scan", "store")
 SOURCES = ("increment", "log")
@@ -75,6 +81,37 @@ def test_a_backup_broken_at_a_boundary(
     options = replace(BACKUP, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine)
     broken = Broken(cell, partial(run_backup, options), place, live, forks)
     broken.check(lambda: check_whole(live, place))
+
+
+@pytest.fixture(scope="module")
+def transactional(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Txns]:
+    """Committed rows in several regions, and the locks of a transaction that lives."""
+    with live_cluster(tmp_path_factory.mktemp("txn"), ApiVersion.V2, stores=1) as running:
+        txns = Txns(running, prefix_of(running, 0))
+        running.split(*(encode(txns.key(name)) for name in NAMES[5::10]))
+        txns.commit(txns.prewrite(*NAMES[:30]), *NAMES[:30])
+        txns.prewrite(*NAMES[30:], ttl=ALIVE)
+        yield txns
+
+
+@pytest.mark.parametrize("cell", some(cells(TXN_STEPS)), ids=str)
+def test_a_backup_of_transactions_broken_at_a_boundary(
+    cell: Cell, transactional: Txns, forks: Forks, tmp_path: Path
+) -> None:
+    """As for raw data: it has the committed rows of two intervals, by both column families."""
+    live, place = transactional.live, tmp_path / "backup"
+    location = StorageLocation("local", str(place))
+    halves = (KeyRange(b"", NAMES[10]), KeyRange(NAMES[10], b""))
+    options = replace(BACKUP, cluster=live.config, storage=location, ranges=halves, key_mode=KeyMode.TXN)
+    broken = Broken(cell, partial(run_txn_backup, options), place, live, forks)
+
+    def check_result() -> None:
+        found = BackupSet.open(open_store(location), KeyMode.TXN)
+        assert found.totals.total_kvs == len(NAMES[:30])
+        assert verify(VerifyOptions(location, Level.DATA, executor="driver")).rows_checked == len(NAMES[:30])
+
+    broken.check(check_result)
+    forget_safe_points(live)
 
 
 WITHOUT_PD = without_pd(BACKUP_STEPS, "copy", "commit", "hand over the safe point")

@@ -16,6 +16,7 @@ from tests.integration.crash.operations import (
     MERGE_STEPS,
     PUT,
     READS_ONLY,
+    TXN_STEPS,
     chosen_drills,
 )
 from tikv_br.restore.steps import restore_steps
@@ -26,10 +27,11 @@ RUNNERS = {"run_steps": 0, "run_backup": 1}
 LISTS = {
     ("tikv_br/dataflow/run.py", "steps"),
     ("tikv_br/backup/run.py", "backup_steps(options)"),
+    ("tikv_br/backup/txn.py", "backup_steps(options)"),
     ("tikv_br/backup/merge.py", "merge_steps(options)"),
     ("incremental/backup.py", "increment_steps(options)"),
     ("tikv_br/archive/compact.py", "compaction_steps(options)"),
-    ("tikv_br/restore/run.py", "restore_steps(options)"),
+    ("tikv_br/restore/run.py", "steps(options)"),
     ("tikv_br/drill/run.py", "steps"),
     ("tikv_br/drill/run.py", "_leased(report_steps(), held)"),
 }
@@ -56,6 +58,7 @@ NO_STEPS = {"plan the changes"}
 """Steps of a dry run."""
 FILES = (
     "tikv_br/backup/run.py",
+    "tikv_br/backup/txn.py",
     "tikv_br/backup/merge.py",
     "incremental/backup.py",
     "tikv_br/archive/compact.py",
@@ -84,7 +87,8 @@ def run_somewhere() -> Iterator[tuple[str, str]]:
 
 def covered() -> set[str]:
     """The names of all steps that some cell is of."""
-    found = {step.name for steps in (BACKUP_STEPS, INCREMENT_STEPS, MERGE_STEPS, COMPACTION_STEPS) for step in steps}
+    lists = (BACKUP_STEPS, TXN_STEPS, INCREMENT_STEPS, MERGE_STEPS, COMPACTION_STEPS)
+    found = {step.name for steps in lists for step in steps}
     for example in (INGEST, PUT):
         found |= {cell.step for cell in cells(restore_steps(example))}
     return found | {cell.step for _variant, cell in chosen_drills()} | READS_ONLY

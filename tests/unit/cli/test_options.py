@@ -202,7 +202,6 @@ ONLY_RAW = {
     "file_kind",
     "file_bytes",
     "safe_interval",
-    "checksum",
     "assume_no_ttl",
     "engine",
 }
