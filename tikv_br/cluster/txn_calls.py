@@ -106,6 +106,23 @@ class TxnCalls:
         for _ in self._by_region(keys, send, "KvResolveLock"):
             pass
 
+    def batch_get(self, keys: Sequence[bytes], ts: int, resolved: Sequence[int] = ()) -> dict[bytes, bytes]:
+        """The values that a reader at ``ts`` finds of these keys; ``resolved`` as of `SnapshotLocks`."""
+        found: dict[bytes, bytes] = {}
+
+        def send(region: Region, store: StoreClient, inside: Sequence[bytes]) -> None:
+            request = kv.BatchGetRequest(context=self._context(region), keys=inside, version=ts)
+            request.context.resolved_locks.extend(resolved)
+            answer = _send(store, store.kv.KvBatchGet, request)
+            check_region_error(answer)
+            for error in (answer.error, *(pair.error for pair in answer.pairs)):
+                check_key_error(error, "BatchGet")
+            found.update((pair.key, pair.value) for pair in answer.pairs)
+
+        for _ in self._by_region(keys, send, "KvBatchGet"):
+            pass
+        return found
+
     def roll_back_pessimistic(self, locks: Sequence[kv.LockInfo]) -> None:
         """Remove pessimistic locks of one transaction, which leave nothing behind."""
 

@@ -138,6 +138,12 @@ CLUSTER_ID_CHECK = Capability(
     Version(8, 0),
     "only PD's answers show that an address now belongs to another cluster",
 )
+TXN_REWRITE = Capability(
+    "rewriting the keys of transactions",
+    "`restore txn` into another keyspace",
+    Version(7, 1),
+    hint="Pass --via upload.",
+)
 LIMIT_TTL = Capability(
     "a download limit that expires",
     "`restore --ratelimit`",
@@ -158,6 +164,7 @@ CAPABILITIES = (
     EXPIRY_PROPERTIES,
     MULTIPLEXED_FEED,
     CLUSTER_ID_CHECK,
+    TXN_REWRITE,
     LIMIT_TTL,
 )
 OF_V2 = (API_V2, FEED, KEYSPACE_NAMES, MULTIPLEXED_FEED)

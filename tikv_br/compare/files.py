@@ -5,6 +5,7 @@ Recorded checksums do not suffice for a part of a file, for keys with another pr
 
 from __future__ import annotations
 
+import abc
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -70,8 +71,44 @@ class FilePart(NamedTuple):
         return self.file.name
 
 
-class BackupComparison:
-    """Compares files, or parts of them, with a cluster. Thread-safe."""
+class Comparison(abc.ABC):
+    """Compares parts of a backup with a cluster. Thread-safe."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @abc.abstractmethod
+    def compare(self, part: FilePart, *, exact: bool = False) -> tuple[Checksum, str]:
+        """The checksum of the backup's keys in the cluster and no text, or an empty one and what differs."""
+
+    @abc.abstractmethod
+    def count_rows(self, span: KeyRange) -> int:
+        """The number of rows that the cluster has in a range."""
+
+    def compare_empty(self, span: KeyRange) -> str:
+        """Return the difference if the cluster has rows in a range where the backup has none; else empty."""
+        rows = self.count_rows(span)
+        return f"the cluster holds {rows} rows in {span}, the backup none" if rows else ""
+
+    def require_all_equal(self, parts: Sequence[FilePart], threads: int, *, exact: bool = False) -> Checksum:
+        """`require_equal` for all ``parts`` in parallel; returns their merged checksum."""
+        found = run_on_threads(partial(self.require_equal, exact=exact), parts, threads, "compare")
+        return sum(found, start=Checksum())
+
+    def require_equal(self, part: FilePart, *, exact: bool = False) -> Checksum:
+        """The checksum of a part as the cluster has it.
+
+        Raises `ChecksumMismatch` naming range and file, besides what `compare` raises.
+        """
+        equal, difference = self.compare(part, exact=exact)
+        if difference:
+            remark = self._cluster.clock.remark()
+            raise ChecksumMismatch(f"{difference}. {remark}" if remark else difference)
+        return equal
+
+
+class BackupComparison(Comparison):
+    """Compares files of RawKV data, or parts of them."""
 
     def __init__(
         self,
@@ -89,28 +126,12 @@ class BackupComparison:
         ``expiry_recorded`` is that of the `BackupSet`.
         With ``others``, keys that the backup does not have are no difference: their numbers are stored there, by part.
         """
-        self._cluster = cluster
+        super().__init__(cluster)
         self._store = store
         self._api_version = api_version
         self._cuts = cuts or {}
         self._expiry_recorded = expiry_recorded
         self._others = others
-
-    def require_all_equal(self, parts: Sequence[FilePart], threads: int, *, exact: bool = False) -> Checksum:
-        """`require_equal` for all ``parts`` in parallel; returns their merged checksum."""
-        found = run_on_threads(partial(self.require_equal, exact=exact), parts, threads, "compare")
-        return sum(found, start=Checksum())
-
-    def require_equal(self, part: FilePart, *, exact: bool = False) -> Checksum:
-        """The checksum of a part as the cluster has it.
-
-        Raises `ChecksumMismatch` naming range and file, besides what `compare` raises.
-        """
-        equal, difference = self.compare(part, exact=exact)
-        if difference:
-            remark = self._cluster.clock.remark()
-            raise ChecksumMismatch(f"{difference}. {remark}" if remark else difference)
-        return equal
 
     def compare(self, part: FilePart, *, exact: bool = False) -> tuple[Checksum, str]:
         """The checksum of the backup's keys in the cluster and no text, or an empty one and what differs.
@@ -150,11 +171,6 @@ class BackupComparison:
             return 0
         return found.only_a.total_kvs if cluster.raw.has_tombstone(found.first_only_a) else 0
 
-    def compare_empty(self, span: KeyRange) -> str:
-        """Return the difference if the cluster has rows in a range where the backup has none; else empty."""
-        rows = self.count_rows(span)
-        return f"the cluster holds {rows} rows in {span}, the backup none" if rows else ""
-
     def count_rows(self, span: KeyRange) -> int:
         """The number of rows that the cluster has in a range."""
         codec = codec_of(self._api_version, span)
@@ -181,7 +197,7 @@ class BackupComparison:
 class BackgroundComparison:
     """Compares parts on threads of its own as they are handed in, until `stop`. Thread-safe."""
 
-    def __init__(self, comparison: BackupComparison, threads: int) -> None:
+    def __init__(self, comparison: Comparison, threads: int) -> None:
         self._comparison = comparison
         self._cancellation = Cancellation()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compare")

@@ -1,14 +1,15 @@
-"""Compares files of a transactional backup with a cluster, by the checksums of its stores."""
+"""Compares parts of a transactional backup with a cluster, by checksums that the stores compute of what a reader of now sees."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tikv_br.cancellation import run_on_threads
 from tikv_br.cluster.checksum import PrefixRule, txn_checksum
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.locks import SnapshotLocks
-from tikv_br.compare.files import FilePart, differing_sums
+from tikv_br.cluster.txn_calls import TxnCalls
+from tikv_br.compare.files import Comparison, FilePart, differing_sums
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum, checksum
@@ -16,53 +17,85 @@ from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 
+SHOWN_PARTS = 3
+BATCH_BYTES = 4 << 20
+"""Bytes of values that are read by one request."""
 
-class TxnComparison:
-    """Compares parts of files with what a reader finds in a cluster when the part is compared. Thread-safe.
 
-    Resolves locks in the way. All methods raise as `txn_checksum`.
-    """
+class TxnComparison(Comparison):
+    """Compares parts with a cluster. Thread-safe."""
 
-    def __init__(self, cluster: Cluster, store: ObjectStore, api_version: ApiVersion) -> None:
-        """``store`` holds the files, written in ``api_version``."""
-        self._cluster = cluster
-        self._store = store
-        self._api_version = api_version
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: ObjectStore,
+        api_version: ApiVersion,
+        others: dict[tuple[str, KeyRange], int] | None = None,
+    ) -> None:
+        """``store`` holds the files, written in ``api_version``.
 
-    def require_all_equal(self, parts: Sequence[FilePart], threads: int) -> Checksum:
-        """Compare all ``parts``; returns their merged checksum. Raises `ChecksumMismatch`, besides what `compare` raises."""
-        return sum(run_on_threads(self._require_equal, parts, threads, "compare"), start=Checksum())
-
-    def compare(self, part: FilePart) -> tuple[Checksum, str]:
-        """The checksum of a part and no text, or an empty one and what differs.
-
-        Files are read only for parts of them. Raises `BackupDamaged`, too.
+        With ``others``, keys that the backup does not have are no difference: their numbers are stored there, by part.
         """
-        if part.span == part.file.key_range:
-            rewrite, sums = part.rewrite, part.totals
-            expected = Checksum(sums.crc64xor, sums.total_kvs, sums.total_bytes)
-            found = self._sums(part.target, PrefixRule(rewrite.old, rewrite.new) if rewrite.changes else None)
-        else:
-            expected, found = self._row_sums(part), self._sums(part.target)
-        return (found, "") if found == expected else (Checksum(), differing_sums(part, found, expected))
+        super().__init__(cluster)
+        self._store, self._api_version, self._others = store, api_version, others
+        self._codec = KeyCodec(cluster.api_version, mode=KeyMode.TXN)
 
-    def compare_empty(self, span: KeyRange) -> str:
-        """Return the difference if the cluster has rows in a range where the backup has none; else empty."""
-        rows = self._sums(span).total_kvs
-        return f"the cluster holds {rows} rows in {span}, the backup none" if rows else ""
+    def require_all_equal(self, parts: Sequence[FilePart], threads: int, *, exact: bool = False) -> Checksum:
+        """The merged checksum of all parts. Raises `ChecksumMismatch` that counts the parts that differ, and names the first."""
+        found = run_on_threads(lambda part: self.compare(part, exact=exact), parts, threads, "compare")
+        differences = [difference for _, difference in found if difference]
+        if differences:
+            count = f"{len(differences)} of {len(parts)} parts of the backup differ: " if len(parts) > 1 else ""
+            raise ChecksumMismatch(count + "; ".join(differences[:SHOWN_PARTS]))
+        return sum((sums for sums, _ in found), start=Checksum())
 
-    def _require_equal(self, part: FilePart) -> Checksum:
-        equal, difference = self.compare(part)
-        if difference:
-            raise ChecksumMismatch(difference)
-        return equal
+    def compare(self, part: FilePart, *, exact: bool = False) -> tuple[Checksum, str]:
+        """The checksum of a part in the cluster and no text, or an empty one and what differs.
 
-    def _sums(self, span: KeyRange, rule: PrefixRule | None = None) -> Checksum:
-        """The checksum of a range now."""
-        return txn_checksum(self._cluster, span, SnapshotLocks(self._cluster, self._cluster.pd.tso()), rule)
+        Reads the files of a part that is not whole, and with `others` if the checksums differ. ``exact`` changes nothing.
+        """
+        del exact
+        locks = SnapshotLocks(self._cluster, self._cluster.pd.tso())
+        is_whole = part.span == part.file.key_range
+        expected = Checksum(*part.totals[:3]) if is_whole else self._sums(part)
+        rule = PrefixRule(part.rewrite.old, part.rewrite.new) if is_whole and part.rewrite.changes else None
+        found = txn_checksum(self._cluster, part.target, locks, rule)
+        if found == expected:
+            return found, ""
+        if self._others is None:
+            return Checksum(), differing_sums(part, found, expected)
+        if different := self._different_rows(part, locks):
+            return Checksum(), f"{part.target} of the cluster differs from {part} in {different} rows of the backup"
+        self._others[part.file.name, part.span] = found.total_kvs - expected.total_kvs
+        return expected, ""
 
-    def _row_sums(self, part: FilePart) -> Checksum:
-        """The checksum of the rows of a part, with the keys that they have in the cluster."""
-        rows, span = part.rows(self._store, self._api_version, KeyCodec(self._cluster.api_version, mode=KeyMode.TXN))
-        pages = (checksum(page["key"], page["value"], rows.target.prefix) for page in rows.pages(span))
-        return sum(pages, start=Checksum())
+    def count_rows(self, span: KeyRange) -> int:
+        """The number of rows that the cluster has in a range."""
+        return txn_checksum(self._cluster, span, SnapshotLocks(self._cluster, self._cluster.pd.tso())).total_kvs
+
+    def _sums(self, part: FilePart) -> Checksum:
+        """The checksum of the rows of a part, by their keys in the cluster."""
+        rows, span = part.rows(self._store, self._api_version, self._codec)
+        prefix = rows.target.prefix
+        return sum((checksum(page["key"], page["value"], prefix) for page in rows.pages(span)), start=Checksum())
+
+    def _different_rows(self, part: FilePart, locks: SnapshotLocks) -> int:
+        """The number of rows of a part that the cluster has not, or with another value."""
+        calls = TxnCalls(self._cluster)
+        return sum(
+            len(wanted.items() - calls.batch_get(sorted(wanted), locks.ts, sorted(locks.resolved)).items())
+            for wanted in self._batches(part)
+        )
+
+    def _batches(self, part: FilePart) -> Iterator[dict[bytes, bytes]]:
+        """The rows of a part by RPC key, about `BATCH_BYTES` at a time."""
+        rows, span = part.rows(self._store, self._api_version, self._codec)
+        batch, size = dict[bytes, bytes](), 0
+        for page in rows.pages(span):
+            for key, value in zip(page["key"].to_pylist(), page["value"].to_pylist(), strict=True):
+                batch[rows.target.rpc_key(key)] = value
+                size += len(value)
+                if size >= BATCH_BYTES:
+                    yield batch
+                    batch, size = {}, 0
+        yield batch

@@ -6,7 +6,7 @@ from functools import reduce
 
 from tikv_br.cancellation import run_on_threads
 from tikv_br.cluster.timestamps import show_ts
-from tikv_br.compare.files import BackupComparison, FilePart
+from tikv_br.compare.files import BackupComparison, Comparison, FilePart
 from tikv_br.errors import (
     ChecksumMismatch,
     ClusterUnreachable,
@@ -23,7 +23,7 @@ from tikv_br.restore.options import Mode, Restamp
 from tikv_br.restore.resume import (
     save_checkpoint,
 )
-from tikv_br.restore.target import comparison_of, gaps_of
+from tikv_br.restore.target import gaps_of, raw_comparison_of
 from tikv_br.restore.transfer import ingest, lift_limit, limit_downloads, or_notice, while_locked
 
 LEFT_TO_DO = (
@@ -47,14 +47,14 @@ def flush_restored(context: RestoreContext) -> None:
 
 def compare(context: RestoreContext) -> None:
     """Compare the cluster with the backup; rows that newer deletes hide are ingested again."""
-    comparison = comparison_of(context)
+    comparison = raw_comparison_of(context)
     try:
-        context.found = _compare_all(context, comparison)
+        context.found = compare_all(context, comparison)
     except ChecksumMismatch as error:
         if not ingest_hidden(context, comparison):
             raise ChecksumMismatch(error.message, hint=_hint(context, error)) from None
         try:
-            context.found = _compare_all(context, comparison)
+            context.found = compare_all(context, comparison)
         except ChecksumMismatch as again:
             hint = "Stop all clients that delete or write these keys in the target, then run the same command again."
             raise ChecksumMismatch(again.message, hint=hint) from None
@@ -62,7 +62,7 @@ def compare(context: RestoreContext) -> None:
         context.others.update({("", gap): comparison.count_rows(gap) for gap in gaps_of(context)})
 
 
-def _compare_all(context: RestoreContext, comparison: BackupComparison) -> Checksum:
+def compare_all(context: RestoreContext, comparison: Comparison) -> Checksum:
     """The checksum of all parts; those that were found equal during the ingest are not compared again."""
     equal: dict[tuple[str, KeyRange], Checksum] = {}
     if context.comparing is not None:

@@ -60,6 +60,8 @@ class IngestJob:
     """Additional seconds for a download or an upload, because of a limit."""
     new_timestamp: int = 0
     """The new timestamp of all rows; 0 = they keep their own."""
+    fenced: frozenset[str] = frozenset()
+    """Names of files with GC fences, whose rows are uploaded without them."""
     record: RestoreRecord | None = None
     """Record of restored parts."""
 

@@ -57,8 +57,9 @@ def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> IngestR
     `ClusterError`.
     """
     cluster = context.shared(ClusterPool).get(job.cluster)
+    by_upload = job.via is Via.UPLOAD or part.file.name in job.fenced
     try:
-        result = _ingest(cluster, job, part, Upload if job.via is Via.UPLOAD else Download)
+        result = _ingest(cluster, job, part, Upload if by_upload else Download)
     except (StorageObjectMissing, StorageDenied) as refusal:
         if job.via is not Via.AUTO:
             raise

@@ -8,7 +8,8 @@ from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matche
 from tikv_br.backupset.rows import has_rows
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.txnkv import first_txn_key
-from tikv_br.compare.files import BackupComparison
+from tikv_br.compare.files import BackupComparison, Comparison
+from tikv_br.compare.txn import TxnComparison
 from tikv_br.errors import (
     ChecksumMismatch,
     TargetNotEmpty,
@@ -24,8 +25,16 @@ from tikv_br.restore.resume import (
 )
 
 
-def comparison_of(context: RestoreContext) -> BackupComparison:
+def comparison_of(context: RestoreContext) -> Comparison:
     """Return the comparison of the backup with the target."""
+    backup, others = context.backup, context.others if context.options.allow_overwrite else None
+    if backup.key_mode is KeyMode.TXN:
+        return TxnComparison(context.cluster, backup.store, backup.api_version, others)
+    return raw_comparison_of(context)
+
+
+def raw_comparison_of(context: RestoreContext) -> BackupComparison:
+    """Return the comparison of a backup of RawKV data with the target."""
     cuts = {name: facts.cuts for name, facts in context.facts.items()}
     backup = context.backup
     return BackupComparison(

@@ -71,6 +71,7 @@ def ingest(context: RestoreContext) -> None:
         upload_limit=limit.share(executor, options.concurrency, tasks),
         slow_seconds=limit.seconds(options.concurrency * largest),  # concurrent transfers share a store's limit
         new_timestamp=context.restamp_ts,
+        fenced=frozenset(name for name, facts in context.facts.items() if facts.fences),
         record=context.record,
     )
     _run(context, partial(ingest_part, job))

@@ -5,14 +5,24 @@ from __future__ import annotations
 from tikv_br.cluster import versions
 from tikv_br.cluster.locks import LockResolver
 from tikv_br.cluster.timestamps import seconds_between, show_ts
-from tikv_br.errors import ApiVersionMismatch, BackupUnsupported, TargetNotEmpty, TimestampAheadOfTso
+from tikv_br.errors import (
+    ApiVersionMismatch,
+    BackupUnsupported,
+    ChecksumMismatch,
+    TargetNotEmpty,
+    TimestampAheadOfTso,
+    UsageError,
+)
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice
+from tikv_br.report.facts import counted
+from tikv_br.restore.comparison import compare_all
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.inspect import rows_differ
-from tikv_br.restore.options import Restamp, RestoreOptions
+from tikv_br.restore.options import Restamp, RestoreOptions, Via
 from tikv_br.restore.resume import save_checkpoint
 from tikv_br.restore.steps import FIRST_CHANGE, RestoreStep, first_steps, ingest_steps, runbook
+from tikv_br.restore.target import comparison_of, gaps_of
 from tikv_br.restore.transfer import split, while_locked
 from tikv_br.steps import FunctionStep
 
@@ -33,6 +43,8 @@ def txn_restore_steps(options: RestoreOptions) -> list[RestoreStep]:
         FunctionStep("split and scatter", while_locked(split)),
         *ingest_steps(options),
     ]
+    if options.checksum:
+        changes.append(FunctionStep("compare checksums", compare))
     return runbook(options, checks, changes)
 
 
@@ -40,22 +52,37 @@ def check_fit(context: RestoreContext) -> None:
     """Refuse clusters without transactions, and those that cannot rewrite keys or many rows."""
     if context.info.api_version is ApiVersion.V1TTL:
         raise ApiVersionMismatch("the cluster runs API v1ttl, which has no transactions")
+    options, is_moved = context.options, context.info.api_version is not context.backup.api_version
     context.cluster.require(versions.WRITES)
+    if (is_moved or options.to_keyspace) and context.via is not Via.UPLOAD:
+        context.cluster.require(versions.TXN_REWRITE)
+    if not options.checksum and options.restamp is Restamp.NEVER:
+        raise UsageError(
+            "--keep-timestamps cannot be combined with --no-checksum: deletes in the target can hide rows, which only the checksum shows",
+            hint="Omit one of them.",
+        )
 
 
 def check_pairs(context: RestoreContext) -> None:
-    """Refuse files that do not belong together, and rows that readers of the target would not see.
+    """Refuse files that do not belong together: each row is in the file with its value, and its commit in the other one.
 
-    Each row is in the file with its value, and its commit in the other one.
+    Rows with a GC fence, which readers of the target would not see, are uploaded without it.
     """
+    fenced = 0
     for part in context.todo:
         facts, expected = context.facts[part.file.name], part.totals.total_kvs
         if facts.rows != expected:
             raise rows_differ(part.file, facts.rows, expected)
-        if facts.fences:
+        if facts.fences and context.options.via is Via.STORES:
             raise BackupUnsupported(
-                f"{part.file.name} has {facts.fences} rows with a GC fence, which would not be visible after the restore"
+                f"{part.file.name} has {facts.fences} rows with a GC fence, which would not be visible after the restore",
+                hint="Leave out --via stores: tikv-br then uploads the rows of this file without the fences.",
             )
+        fenced += facts.fences
+    if fenced:
+        context.reporter(
+            Notice(f"tikv-br uploads the files of {counted(fenced, 'row')} with a GC fence, and removes it")
+        )
 
 
 def resolve_locks(context: RestoreContext) -> None:
@@ -79,3 +106,20 @@ def choose_timestamp(context: RestoreContext) -> None:
         raise TimestampAheadOfTso(
             f"the backup has rows up to ts {ts}, {seconds_between(now, ts):.1f} s ahead of the target's TSO"
         )
+
+
+def compare(context: RestoreContext) -> None:
+    """Compare the target with the backup. Deletes in the target may have hidden rows that keep their timestamps."""
+    comparison = comparison_of(context)
+    try:
+        context.found = compare_all(context, comparison)
+    except ChecksumMismatch as error:
+        hint = error.hint
+        if not context.restamp_ts:
+            hint = (
+                "If rows are missing, newer deletes in the target hide them. Delete the range physically (KvDeleteRange), or restore "
+                "without --keep-timestamps and with --allow-overwrite --no-resume."
+            )
+        raise ChecksumMismatch(error.message, hint=hint) from None
+    if context.options.allow_overwrite:
+        context.others.update({("", gap): comparison.count_rows(gap) for gap in gaps_of(context)})

@@ -15,7 +15,7 @@ from tikv_br.backupset.files import FileEntry, FileKind, FilePair, content_damag
 from tikv_br.backupset.rows import kind_of
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.compare.files import BackupComparison, FilePart
+from tikv_br.compare.files import BackupComparison, Comparison, FilePart
 from tikv_br.compare.txn import TxnComparison
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.api_version import ApiVersion
@@ -175,7 +175,7 @@ class CompareJob:
     key_mode: KeyMode
     expiry_recorded: bool
 
-    def comparison(self, cluster: Cluster) -> BackupComparison | TxnComparison:
+    def comparison(self, cluster: Cluster) -> Comparison:
         """The comparison for data of this mode."""
         if self.key_mode is KeyMode.TXN:
             return TxnComparison(cluster, self.store, self.api_version)

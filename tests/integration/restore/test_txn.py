@@ -25,11 +25,18 @@ from tests.support.txn_backups import make_backup, make_foreign_backup, recorded
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.store import StoreClient
-from tikv_br.errors import BackupUnsupported, ClusterUnfit, TargetNotEmpty, TimestampAheadOfTso
+from tikv_br.errors import (
+    BackupUnsupported,
+    ChecksumMismatch,
+    ClusterUnfit,
+    TargetNotEmpty,
+    TimestampAheadOfTso,
+    UsageError,
+)
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.restore.options import Restamp, RestoreOptions
+from tikv_br.restore.options import Restamp, RestoreOptions, Via
 from tikv_br.restore.record import remove_all
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.base import ObjectStore
@@ -43,8 +50,9 @@ VERSIONS = pytest.mark.parametrize("version", [ApiVersion.V1, ApiVersion.V2], id
 
 def restored(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreSummary:
     """Restore."""
-    options = {"checksum": False, **changes}
-    return restore(RestoreOptions(cluster=live.config, storage=location, key_mode=KeyMode.TXN, **options))  # type: ignore[arg-type]
+    summary = restore(RestoreOptions(cluster=live.config, storage=location, key_mode=KeyMode.TXN, **changes))  # type: ignore[arg-type]
+    assert summary.verified
+    return summary
 
 
 @pytest.fixture(scope="module", params=[ApiVersion.V1, ApiVersion.V2], ids=lambda version: version.label)
@@ -157,6 +165,18 @@ def test_kept_timestamps(location: StorageLocation, emptied: LiveCluster) -> Non
     assert read_rows(emptied, ts=backup_ts) == ROWS
 
 
+def test_kept_timestamps_below_tombstones(location: StorageLocation, emptied: LiveCluster) -> None:
+    """Rows that newer deletes hide are reported, and come back by new timestamps."""
+    write_rows(emptied, dict.fromkeys(sorted(ROWS)[::7]))
+    with pytest.raises(ChecksumMismatch, match="parts of the backup differ") as raised:
+        restored(emptied, location, restamp=Restamp.NEVER)
+    assert "--keep-timestamps" in raised.value.hint
+    with pytest.raises(UsageError, match="--no-checksum"):
+        restored(emptied, location, restamp=Restamp.NEVER, checksum=False)
+    restored(emptied, location, resume=False, allow_overwrite=True)
+    assert read_rows(emptied) == ROWS
+
+
 def test_kept_timestamps_ahead_of_the_target(location: StorageLocation, tmp_path: Path) -> None:
     """Rows of the future would be hidden from readers and refuse writers."""
     version = BackupSet.open(open_store(location), KeyMode.TXN).api_version
@@ -165,6 +185,25 @@ def test_kept_timestamps_ahead_of_the_target(location: StorageLocation, tmp_path
             restored(behind, location, restamp=Restamp.NEVER)
         restored(behind, location)
         assert read_rows(behind) == ROWS
+
+
+@pytest.mark.parametrize("via", [Via.STORES, Via.UPLOAD])
+@VERSIONS
+def test_other_keyspaces(location: StorageLocation, tmp_path: Path, version: ApiVersion, via: Via) -> None:
+    """Between API V1 and keyspaces in either direction, and from one keyspace to another; files are cut at regions."""
+    keyspace = 5 if version is ApiVersion.V2 else 0
+    with live_cluster(tmp_path, version, stores=2) as other:
+        split_between(other, list(ROWS), 7, keyspace)
+        if version is ApiVersion.V2 and BackupSet.open(open_store(location), KeyMode.TXN).api_version is ApiVersion.V1:
+            with pytest.raises(UsageError, match="the backup has no keyspaces"):
+                restored(other, location)
+        summary = restored(other, location, to_keyspace=str(keyspace) if keyspace else "", via=via)
+        assert read_rows(other, keyspace, ts=summary.restamp_ts) == ROWS
+        assert read_rows(other, keyspace, ts=summary.restamp_ts - 1) == {}
+        assert (summary.uploaded_files == summary.files) == (via is Via.UPLOAD)
+        write_rows(other, {b"row00001": b"new"}, keyspace)
+        with pytest.raises(TargetNotEmpty):
+            restored(other, location, to_keyspace=str(keyspace) if keyspace else "")
 
 
 def test_parts_by_range(location: StorageLocation, emptied: LiveCluster) -> None:
@@ -183,7 +222,7 @@ def recorded_backup(make: Callable[[ObjectStore, Path], object], recorded: Path,
 
 @VERSIONS
 def test_recorded_backups(golden: Path, tmp_path: Path, version: ApiVersion) -> None:
-    """Of real stores: all rows at their keyspace; one with GC fences is refused by the name of its file."""
+    """Of real stores: all rows at their keyspace; those with GC fences, too, which stores alone cannot restore."""
     recorded = golden / "txn" / f"v{1 if version is ApiVersion.V1 else 2}"
     with live_cluster(tmp_path / "cluster", version, stores=1) as live:
         keyspace = 0 if version is ApiVersion.V1 else 1
@@ -193,6 +232,13 @@ def test_recorded_backups(golden: Path, tmp_path: Path, version: ApiVersion) -> 
             restored(live, recorded_backup(make, recorded / "full", tmp_path))
             assert read_rows(live, keyspace) == rows
             delete_range(live, keyspace)
+        fenced = recorded_backup(make_backup, recorded / "gc-fence", tmp_path)
         with pytest.raises(BackupUnsupported, match=r"_write.sst has 2 rows with a GC fence"):
-            restored(live, recorded_backup(make_backup, recorded / "gc-fence", tmp_path))
+            restored(live, fenced, via=Via.STORES)
         assert read_rows(live, keyspace) == {}
+        for restamp in (Restamp.NEVER, Restamp.AUTO):
+            summary = restored(live, fenced, restamp=restamp)
+            assert summary.uploaded_files == summary.files == 2
+            fenced_rows = recorded_rows(recorded / "gc-fence")
+            assert read_rows(live, keyspace) == {codec.user_key(key): value for key, value in fenced_rows}
+            delete_range(live, keyspace)
