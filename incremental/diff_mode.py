@@ -175,7 +175,6 @@ class DiffMode:
         return _pass(self._passes, followed, exact=exact, began_ms=began_ms, seconds=time.monotonic() - began)
 
     def _find_sides(self) -> tuple[DiffContext, ClusterPlace]:
-        """Both clusters, and the source of the two."""
         if self._sides is None:
             context = DiffContext(self._options.diff, clusters=self._clusters)
             find_sides(context)

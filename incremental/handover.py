@@ -157,7 +157,6 @@ def warn_of_scan_window(log_id: str, start_ts: int, now_ts: int) -> None:
 
 
 def service_id(changefeed_id: str) -> str:
-    """The name of a sync's safe point in PD."""
     return f"tikv-br-sync-{changefeed_id}"
 
 

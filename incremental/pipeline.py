@@ -24,7 +24,7 @@ from tikv_br.incremental.feed.feed import Feed
 from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.incremental.feed.status import FeedStatus
 from tikv_br.incremental.sinks.base import Sink
-from tikv_br.incremental.sinks.writer import SinkStopped, SinkWriter
+from tikv_br.incremental.sinks.writer import ReplicateOptions, SinkStopped, SinkWriter
 from tikv_br.incremental.sorter import Sorter
 from tikv_br.incremental.status import Rate, SyncStatus, WriteLag
 from tikv_br.patience import Patience
@@ -54,7 +54,6 @@ class SafePoint(Protocol):
         """Raise `SafePointError` if the safe point is lost."""
 
     def advance(self, safe_point: int) -> None:  # noqa: ARG002 - for processes that have one
-        """Move the safe point forward."""
         return
 
 
@@ -67,22 +66,6 @@ class NoSafePoint(SafePoint):
 
     def check(self) -> None:
         self.check_membership()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicateOptions:
-    """All times are in seconds."""
-
-    save_every: float = 1.0
-    """Interval of saving the checkpoint, in seconds; later changes are written again after a kill."""
-    patience: float = 600.0
-    """Seconds for which the sink may fail continuously before the sync fails."""
-    state_patience: float = 60.0
-    """Seconds for which the storage of the checkpoint may be unreachable before the sync fails."""
-    longest_wait: float = 5.0
-    """Maximum wait between retries of a failing sink (exponential backoff), in addition to the sink's own retries."""
-    rate_limit: int = 0
-    """Maximum bytes of keys and values per second that the sink is given; 0 = unlimited. A batch that is retried counts once."""
 
 
 class Replicator:
@@ -112,14 +95,7 @@ class Replicator:
         self._complete_ts = start.checkpoint_ts  # the sink was given all changes up to this
         self._missed, self._saved_at = start.missed, time.monotonic()
         self._events = self._written = 0
-        self.writer = SinkWriter(
-            sink,
-            patience=options.patience,
-            longest_wait=options.longest_wait,
-            rate_limit=options.rate_limit,
-            stop=stop,
-            check=safe_point.check,
-        )
+        self.writer = SinkWriter(sink, options, stop, safe_point.check)
         self._rate = Rate()
         self._write_lag = WriteLag(timestamp_age)
 
@@ -193,7 +169,6 @@ class Replicator:
             log.error("rows that no change feed delivers: %s, ingested rows with their older timestamps", text)
 
     def _resolve(self, ts: int) -> None:
-        """Write all changes up to a ts to the sink."""
         self._safe_point.check()
         self._resolved_ts = max(self._resolved_ts, ts)
         for batch in self._sorter.take(ts):

@@ -62,7 +62,6 @@ class Sorter:
 
     @property
     def disk_bytes(self) -> int:
-        """Size of the runs on disk."""
         return sum(run.size for run in self._runs)
 
     def add(self, batch: pa.RecordBatch) -> None:

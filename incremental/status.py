@@ -72,7 +72,6 @@ class Rate:
             self._counts.popleft()
 
     def value(self, total: float) -> float:
-        """The current rate, given the current total."""
         now = self._clock()
         counts = self._counts.copy()
         before = [count for at, count in counts if at <= now - RATE_SECONDS]

@@ -119,16 +119,7 @@ def sync(
         if not hold_back_for(cluster, options.feed.hold_back):
             log.warning("sync %s: --hold-back is 0: changes are lost when leaders move", options.changefeed_id)
         sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
-        sink = wait_for_sink(
-            stack,
-            options.target,
-            origin,
-            sink_options,
-            patience=options.replicate.patience,
-            longest_wait=options.replicate.longest_wait,
-            stop=stop,
-            report=wait,
-        )
+        sink = wait_for_sink(stack, options.target, origin, sink_options, options.replicate, stop, wait)
         if sink is None:
             return None
         subject = f"cluster {cluster.cluster_id} {span} to {sink.place}"

@@ -38,7 +38,6 @@ class RegionSpan:
 
     @property
     def is_gap(self) -> bool:
-        """Return whether the span has no subscription."""
         return self.request_id == GAP
 
 
@@ -81,7 +80,6 @@ class ResolvedFrontier:
 
     @property
     def gaps(self) -> list[RegionSpan]:
-        """The spans without a subscription, by key."""
         return [span for span in self._spans if span.is_gap]
 
     def claim(self, start: bytes, end: bytes, *, region_id: int, version: int, request_id: int) -> Claim | None:

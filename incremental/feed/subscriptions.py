@@ -59,7 +59,6 @@ class Subscriptions:
 
     @property
     def stores(self) -> int:
-        """Return the number of open streams."""
         return len(self._streams)
 
     @property
@@ -67,7 +66,6 @@ class Subscriptions:
         return [each for stream in self._streams.values() for each in stream.subscriptions]
 
     def has(self, stream: StoreStream) -> bool:
-        """Whether a stream is still in use."""
         return self._streams.get(stream.store_id) is stream
 
     def close(self) -> None:
@@ -218,7 +216,6 @@ class Subscriptions:
         return True
 
     def _find(self, region_id: int, request_id: int) -> tuple[StoreStream, Subscription] | None:
-        """A subscription and its stream."""
         for stream in self._streams.values():
             found = stream.find(region_id, request_id)
             if found is not None:

@@ -86,7 +86,6 @@ class Capture:
                 tasks.stop()
 
     def _join(self, lease: LeaseHolder) -> Membership:
-        """Register with a unique id."""
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         info = CaptureInfo(
             id=name,

@@ -26,6 +26,7 @@ from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, protect, resolve, service_id, source_codec
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink, wait_for_sink
 from tikv_br.incremental.sinks.url import LogTarget, parse
+from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.patience import wait_until
 from tikv_br.records import dump
 
@@ -42,8 +43,8 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
     target = parse(asked.sink)
     check_has_feed(source, writes_log=isinstance(target, LogTarget))
     with ExitStack() as stack:
-        patience, longest_wait = info.patience_ms / 1000, info.backoff_ms / 1000
-        opened = wait_for_sink(stack, target, origin, sink, patience=patience, longest_wait=longest_wait)
+        retries = ReplicateOptions(patience=info.patience_ms / 1000, longest_wait=info.backoff_ms / 1000)
+        opened = wait_for_sink(stack, target, origin, sink, retries)
         place = info.place if opened is None else opened.place
         start_ts = resolve(start, source, info.range, writes_log=isinstance(target, LogTarget))
         return replace(info, place=place, start_ts=start_ts)

@@ -247,7 +247,6 @@ class GroupState:
         return created_at(key, self.items[key].create_revision)
 
     def tasks_of(self, changefeed_id: str) -> tuple[ChangefeedTask, ...]:
-        """The tasks of a changefeed, by number."""
         return tuple(self.tasks[each] for each in sorted(self.tasks) if each.changefeed == changefeed_id)
 
     def missed(self, changefeed_id: str) -> tuple[str, ...]:

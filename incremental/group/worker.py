@@ -28,9 +28,10 @@ from tikv_br.incremental.group.model import (
 from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.group.task_checkpoints import TaskCheckpoints
 from tikv_br.incremental.handover import CHANGEFEED_STATE, service_id
-from tikv_br.incremental.pipeline import NoSafePoint, PipelineOptions, ReplicateOptions, Replicator, pipeline
+from tikv_br.incremental.pipeline import NoSafePoint, PipelineOptions, Replicator, pipeline
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
 from tikv_br.incremental.sinks.url import check_shared, parse
+from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.incremental.watch.status import NamedStatus
 
 LEASE_SECONDS = 10

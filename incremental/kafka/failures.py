@@ -102,7 +102,6 @@ class BrokerFailures:
         self._patience.end()
 
     def raise_final(self) -> None:
-        """Raise an error that no retry resolves."""
         if self.final is not None:
             raise self.final
 

@@ -206,7 +206,6 @@ class TopicGroup:
         self.failures.end()
 
     def _describe(self) -> Any:  # noqa: ANN401 - the client exports no name for it
-        """The metadata of the topic."""
         topic = self._consumer.list_topics(self._url.topic, timeout=PROBE_SECONDS).topics[self._url.topic]
         if topic.error is not None:
             raise self._module.KafkaException(topic.error)

@@ -23,10 +23,11 @@ from tikv_br.incremental.kafka.messages import Protocol
 from tikv_br.incremental.kafka.open_protocol import OpenCodec, UserKeys
 from tikv_br.incremental.kafka.topic_feed import RESOLVED_SECONDS, ReplayLimits, TopicFeed
 from tikv_br.incremental.kafka.url import KafkaUrl
-from tikv_br.incremental.pipeline import SORTER_BYTES, NoSafePoint, ReplicateOptions, Replicator
+from tikv_br.incremental.pipeline import SORTER_BYTES, NoSafePoint, Replicator
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, wait_for_sink
 from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import TikvTarget
+from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.incremental.sorter import Sorter
 
 log = logging.getLogger(__name__)
@@ -148,19 +149,11 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
     `SyncFenced`, `SyncStateMismatch` if the group belongs to another sink, `UsageError`, `ClusterError`, and `StorageError` of the
     scratch directory.
     """
-    url, replicate = options.source, options.replicate
+    url = options.source
     with ExitStack() as stack:
         group = stack.enter_context(TopicGroup(url, options.group, options.patience, stop))
         group.find_topic()
-        sink = wait_for_sink(
-            stack,
-            options.target,
-            Origin(0, 0),
-            options.sink,
-            patience=replicate.patience,
-            longest_wait=replicate.longest_wait,
-            stop=stop,
-        )
+        sink = wait_for_sink(stack, options.target, Origin(0, 0), options.sink, options.replicate, stop)
         if sink is None:
             return None
         _check_sink(options.group, group.records().values(), sink.place)
@@ -189,7 +182,7 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
             sink=sink,
             checkpoints=offsets,
             safe_point=NoSafePoint(group.check),
-            options=replicate,
+            options=options.replicate,
             stop=stop,
         )
         running = Replay(replicator, feed, group, url.topic, len(starts))

@@ -35,6 +35,7 @@ from tikv_br.incremental.sinks.kafka import KafkaSink
 from tikv_br.incremental.sinks.log import LogSink
 from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink
 from tikv_br.incremental.sinks.url import BlackholeTarget, FileTarget, LogTarget, StdoutTarget, Target, TikvTarget
+from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.patience import Patience
 from tikv_br.retry import Backoff
 from tikv_br.storage.open import open_store
@@ -110,19 +111,18 @@ def wait_for_sink(
     target: Target,
     origin: Origin,
     options: SinkOptions,
-    *,
-    patience: float,
-    longest_wait: float,
+    retries: ReplicateOptions,
     stop: threading.Event | None = None,
     report: Callable[[str], object] = lambda _why: None,
 ) -> Sink | None:
     """Open a sink until the end of a stack, with retries until it answers; None if `stop` is set before that.
 
-    Retries for `patience` seconds, at most `longest_wait` seconds apart; `report` is called with the error of each attempt.
+    `report` is called with the error of each attempt.
+
     Raises as `open_sink`; `ClusterUnreachable` and `RetryBudgetExhausted` only after the patience is exceeded.
     """
     stop = stop or threading.Event()
-    failures, began, tries = Patience(patience, "--sink-patience"), time.monotonic(), 0
+    failures, began, tries = Patience(retries.patience, "--sink-patience"), time.monotonic(), 0
     while True:
         try:
             return stack.enter_context(open_sink(target, origin, options))
@@ -131,7 +131,7 @@ def wait_for_sink(
             log.warning("cannot start yet, retrying: %s", error.message)
             report(error.message)
         tries += 1
-        if stop.wait(Backoff("sink", 0.1, longest_wait).delay(tries, 0.0)):
+        if stop.wait(Backoff("sink", 0.1, retries.longest_wait).delay(tries, 0.0)):
             return None
 
 

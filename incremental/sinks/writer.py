@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,6 +41,22 @@ RETRYABLE = (ClusterUnreachable, ClusterTlsError, RetryBudgetExhausted, StorageU
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicateOptions:
+    """Options of passing changes on to a sink. All times are in seconds."""
+
+    save_every: float = 1.0
+    """Interval of saving the checkpoint, in seconds; later changes are written again after a kill."""
+    patience: float = 600.0
+    """Seconds for which the sink may fail continuously before the sync fails."""
+    state_patience: float = 60.0
+    """Seconds for which the storage of the checkpoint may be unreachable before the sync fails."""
+    longest_wait: float = 5.0
+    """Maximum wait between retries of a failing sink (exponential backoff), in addition to the sink's own retries."""
+    rate_limit: int = 0
+    """Maximum bytes of keys and values per second that the sink is given; 0 = unlimited. A batch that is retried counts once."""
+
+
 class SinkStopped(Exception):
     """`stop` was set while the sink failed, between two writes, or while changes waited for the rate limit."""
 
@@ -48,20 +65,13 @@ class SinkWriter:
     """Used by one thread; its public attributes may be read by any."""
 
     def __init__(
-        self,
-        sink: Sink,
-        *,
-        patience: float,
-        longest_wait: float,
-        rate_limit: int,
-        stop: threading.Event,
-        check: Callable[[], object],
+        self, sink: Sink, options: ReplicateOptions, stop: threading.Event, check: Callable[[], object]
     ) -> None:
         """`check` is called between attempts and while changes wait; what it raises ends the write."""
         self._sink, self._stop, self._check = sink, stop, check
-        self._backoff = Backoff("sink", 0.1, longest_wait)
-        self._patience = Patience(patience, "--sink-patience", f"the sink, {sink.place}, accepts no writes")
-        self._limit = RateLimit(rate_limit, sleep=self._wait_for_limit)
+        self._backoff = Backoff("sink", 0.1, options.longest_wait)
+        self._patience = Patience(options.patience, "--sink-patience", f"the sink, {sink.place}, accepts no writes")
+        self._limit = RateLimit(options.rate_limit, sleep=self._wait_for_limit)
         self._limited_seconds = 0.0
         self._limited = Rate()
         self.failures = 0

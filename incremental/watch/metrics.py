@@ -73,7 +73,6 @@ COUNTERS: tuple[Figure, ...] = (
 
 
 def collect(statuses: Sequence[NamedStatus], max_lag: float) -> Iterator[Metric]:
-    """Every sync under the label ``sync``."""
     healthy = GaugeMetricFamily(
         PREFIX + "healthy", "1 if the sync runs and its lag is within the limit, else 0.", labels=["sync"]
     )

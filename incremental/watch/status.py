@@ -61,7 +61,6 @@ class NamedStatus:
         return self.error or self.waiting or "has not started yet"
 
     def redacted(self) -> NamedStatus:
-        """The same without secrets."""
         status = self.status
         if status is not None:
             feed = replace(status.feed, last_error=redact(status.feed.last_error))
@@ -197,12 +196,10 @@ class FeedTracker:
         self._error = ""
 
     def wait(self, error: str) -> None:
-        """Note that the sink does not answer yet."""
         self._failures.begin()
         self._error = error
 
     def begin(self, replicator: Replicator) -> None:
-        """Note that the sync starts, and under which id."""
         self._plain = replace(self._plain, name=replicator.changefeed_id)
         self._replicator = replicator
 
@@ -236,7 +233,6 @@ class PassTracker:
         self._failures.end()
 
     def record_failure(self, error: TikvBrError) -> None:
-        """Record a pass that failed and will be retried."""
         self._failure_count, self._last_error = self._failure_count + 1, error.message
         self._failures.begin()
 

@@ -47,7 +47,6 @@ def newest_checkpoint(store: ObjectStore, folder: str, changefeed_id: str) -> Ch
 
 
 def _names(store: ObjectStore, folder: str) -> dict[int, str]:
-    """The names of the checkpoints, by epoch."""
     return {epoch: info.name for info in store.list(folder) if (epoch := checkpoint_epoch(info.name)) is not None}
 
 

@@ -165,7 +165,6 @@ class LogWriter:
 
     @property
     def is_due(self) -> bool:
-        """Return whether it is time to `flush`."""
         since = self._clock() - self._flushed_at
         return since >= self._options.interval or self.buffered_bytes >= self._options.size
 

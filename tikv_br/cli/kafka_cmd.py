@@ -146,8 +146,8 @@ def _options(flags: ReplayFlags) -> ReplayOptions:
     target, source = to.target(), _source(flags.source)
     from tikv_br.cluster.config import TlsFiles
     from tikv_br.incremental.kafka.replay import ReplayOptions
-    from tikv_br.incremental.pipeline import ReplicateOptions
     from tikv_br.incremental.sinks.open import SinkOptions
+    from tikv_br.incremental.sinks.writer import ReplicateOptions
 
     return ReplayOptions(
         source=source,

@@ -68,7 +68,7 @@ class FollowFlags(shared.CommandFlags):
         state = self.state.state(self.cluster, self.storage_flags, self.etcd, target)
         start, span = self.start.start(self.storage_flags), self.range.key_range()
         from tikv_br.incremental.feed.options import FeedOptions
-        from tikv_br.incremental.pipeline import ReplicateOptions
+        from tikv_br.incremental.sinks.writer import ReplicateOptions
         from tikv_br.incremental.sync import SyncOptions
 
         return SyncOptions(

@@ -45,15 +45,11 @@ def compare_live(clusters: ClusterPool, options: DiffOptions, catch_up: CatchUp,
             keys = [difference.key for each in found for difference in each.keys]
             return LiveDiff(rows, size, _follow_keys(clusters, options, keys, catch_up))
         catch_up(lambda: None)
-        found = [_compare_again(options, span, reporter) for span in _spans(found)]
+        found = [diff(replace(options, keys=MAX_KEYS, span=span), reporter) for span in _spans(found)]
     raise DifferencesFound(
         f"{remaining} keys of the target differ from the source's in each of {ROUNDS} comparisons",
         hint="If the source is written to that much, stop writes during the cut-over. Else compare with `tikv-br diff`.",
     )
-
-
-def _compare_again(options: DiffOptions, span: KeyRange, reporter: Reporter) -> DiffResult:
-    return diff(replace(options, keys=MAX_KEYS, span=span), reporter)
 
 
 def _spans(found: Sequence[DiffResult]) -> list[KeyRange]:
@@ -95,7 +91,6 @@ class _SourceValues:
         self.digests: dict[bytes, set[bytes | None]] = {key: set() for key in keys}
 
     def read(self) -> None:
-        """Read all keys once more."""
         found = self._raw.batch_get(self.digests)
         for key, digests in self.digests.items():
             digests.add(_digest(found.get(key)))

@@ -65,7 +65,6 @@ CUT_OVER_METHOD = (
 
 
 def judge(limits: Objectives, found: Measured) -> tuple[Goal, ...]:
-    """Each objective with its measured value."""
     goals = [
         _maximum_goal("RPO", limits.rpo, found.rpo, found.rpo_method),
         _maximum_goal("RTO", limits.rto, found.rto, found.rto_method or RTO_METHOD),

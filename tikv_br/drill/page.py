@@ -44,7 +44,6 @@ def write_page(home: ObjectStore, report: DrillReport) -> None:
 
 
 def write_index(home: ObjectStore, drills: Sequence[PastDrill]) -> None:
-    """Save the index page, with links to the pages of all drills."""
     home.put(INDEX, render_index(drills).encode())
 
 

@@ -80,7 +80,6 @@ def drill(options: DrillOptions, reporter: Reporter = silent) -> DrillReport:
 
 
 def drill_steps(options: DrillOptions) -> list[Step[DrillContext]]:
-    """The steps up to the report."""
     steps: list[Step[DrillContext]] = [FunctionStep("clean up earlier drills", clean_up_earlier)]
     if isinstance(options.target, ClusterTarget):
         steps.append(FunctionStep("check the target", backups.check_target))
@@ -143,7 +142,6 @@ def _scenario_steps(options: DrillOptions) -> list[Step[DrillContext]]:
 
 
 def report_steps() -> list[Step[DrillContext]]:
-    """The steps after a drill, whether it passed or failed."""
     return [
         FunctionStep(WRITE_REPORT, _write_report),
         FunctionStep("remove old drills", _remove_old_drills),

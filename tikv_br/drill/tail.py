@@ -257,7 +257,6 @@ class SafePointRemover:
 
 
 def diff_options(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
-    """A comparison of the source with the target."""
     source = ClusterChoice(plan.source, str(followed.keyspace))
     target = ClusterChoice(plan.target, str(followed.target_keyspace))
     return DiffOptions(source, target, followed.span, allow_empty=True, executor="driver")

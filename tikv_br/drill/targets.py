@@ -199,7 +199,6 @@ def _holds_rows(source: ClusterConfig) -> bool:
 
 
 def destination_of(cluster: ClusterConfig, rows: OwnedRows) -> Destination:
-    """The destination that the ledger describes."""
     return Destination(cluster, rows.api_version, rows.ranges, rows.keyspace)
 
 

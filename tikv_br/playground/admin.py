@@ -61,7 +61,7 @@ class Admin:
             ),
             "scatter": self._scatter,
             "flush": self._flush,
-            "expire-import-mode": self._expire_import_mode,
+            "expire-import-mode": lambda store_id: self._node(store_id).import_mode.switch(importing=False),
             **control,
         }
         failpoints.run_command = self.run
@@ -119,8 +119,6 @@ class Admin:
             node.pace.clear()
             node.downloads.clear()
 
-    # -- commands -----------------------------------------------------------------------------------------------
-
     def _split(self, keys: list[str], region_id: int = 0) -> list[dict[str, Any]]:
         bounds = [bytes.fromhex(key) for key in keys]
         if region_id:
@@ -139,9 +137,6 @@ class Admin:
     def _flush(self, store_id: int) -> None:
         with contextlib.suppress(TimestampFault):  # the cache is empty all the same
             self._node(store_id).causal.flush()
-
-    def _expire_import_mode(self, store_id: int) -> None:
-        self._node(store_id).import_mode.switch(importing=False)
 
     def _node(self, store_id: int) -> StoreNode:
         node = self._nodes.get(store_id)

@@ -73,8 +73,6 @@ class ChangeHub:
         self._applied: defaultdict[int, int] = defaultdict(int)
         regions.on_change(self._region_changed)
 
-    # -- writes -------------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def write_ts(self, node: StoreNode) -> Iterator[int]:
         """The timestamp of a write, 0 except in V2. The store's resolved-ts stay below it until the block ends."""
@@ -136,8 +134,6 @@ class ChangeHub:
                 each.outbox.push(event)
             else:
                 self._end(each, cdcpb_pb2.Error(congested=cdcpb_pb2.Congested(region_id=each.region_id)))
-
-    # -- subscriptions ------------------------------------------------------------------------------------------
 
     def subscribe(self, subscription: FeedSubscription, epoch: metapb_pb2.RegionEpoch) -> cdcpb_pb2.Error | Region:
         """Receive every write from now on; the region as it is now, or why the registration fails."""
@@ -246,10 +242,7 @@ class ChangeHub:
         else:
             self._subscriptions.pop(place, None)
 
-    # -- regions ------------------------------------------------------------------------------------------------
-
     def _region_changed(self, old: Sequence[Region], new: Sequence[Region]) -> None:
-        """End the subscriptions of changed regions."""
         with self.lock:
             for region in old:
                 there = self._of(region.leader_store, region.id)

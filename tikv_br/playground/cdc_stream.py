@@ -84,8 +84,6 @@ class FeedStream:
         self._scans: deque[_QueuedScan] = deque()
         self._ended = False
 
-    # -- the hub's side, under its lock -------------------------------------------------------------------------
-
     def push(self, event: Event) -> None:
         """Queue an event, also if there is no room for it."""
         self._events.append(event)
@@ -93,10 +91,7 @@ class FeedStream:
         self._changed.notify()
 
     def has_room(self, event: Event) -> bool:
-        """Whether the quota allows another event."""
         return self._queued_bytes + event.ByteSize() <= self._quota
-
-    # -- the call -----------------------------------------------------------------------------------------------
 
     def serve(self, requests: Iterator[Request]) -> Iterator[Message]:
         """Answer until the client ends the call, or its own side of it."""
@@ -156,8 +151,6 @@ class FeedStream:
         self._queued_bytes = 0
         return taken
 
-    # -- requests -----------------------------------------------------------------------------------------------
-
     def _handle(self, request: Request) -> None:
         if self._features is None:
             self._features = Features.of(request.header.ticdc_version)
@@ -198,8 +191,6 @@ class FeedStream:
             if each.request_id == request.request_id and request.region_id in {0, each.region_id}:
                 self._hub.end(each, cdc_hub.region_not_found(each.region_id))
 
-    # -- scans --------------------------------------------------------------------------------------------------
-
     def _scan_batch(self) -> Iterator[Message]:
         """The next batch of the oldest scan, after the live events queued so far."""
         if not self._scans:
@@ -221,8 +212,6 @@ class FeedStream:
             self._scans.popleft()
         yield from cdc_rows.messages_of(cdc_rows.events_of(subscription.region_id, subscription.request_id, rows))
         subscription.initialized = last
-
-    # -- resolved-ts --------------------------------------------------------------------------------------------
 
     def _resolve(self) -> Iterator[Message]:
         """Send a resolved-ts, and before it all events up to it; nothing while PD is down."""

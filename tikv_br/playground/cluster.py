@@ -106,8 +106,6 @@ class Playground:
         self._etcd = EtcdServer(settings.path / "etcd", tls=settings.tls) if settings.etcd else None
         self._renewal = TimestampRenewal(self.nodes, self.regions, self.tso, settings.ts_sync_delay)
 
-    # -- lifecycle ----------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Open all ports and start the background threads. Raises `PlaygroundError` if ``--port`` is taken."""
         if self._etcd is not None:
@@ -120,7 +118,6 @@ class Playground:
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Close all ports and the database."""
         self._pd.stop()
         self._renewal.stop()
         self._scheduler.close()
@@ -169,10 +166,7 @@ class Playground:
             "tls": self.settings.tls is not None,
         }
 
-    # -- identity -----------------------------------------------------------------------------------------------
-
     def _load_identity(self) -> dict[str, Any]:
-        """Cluster id, stores and ports, saved or of a new cluster."""
         saved = self.engine.get_meta(_IDENTITY)
         if saved is not None:
             identity: dict[str, Any] = json.loads(saved)
@@ -203,8 +197,6 @@ class Playground:
             regions.add_peer(first.id, store_id)
         regions.split(first.id, first_byte_bounds(encoding_of(settings.version, settings.release), settings.regions))
         return stores
-
-    # -- stores -------------------------------------------------------------------------------------------------
 
     def _node(self, store_id: int) -> StoreNode:
         settings = self.settings

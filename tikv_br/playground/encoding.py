@@ -99,7 +99,6 @@ class Encoding:
         return DATA_PREFIX + key
 
     def put(self, key: bytes, value: bytes, expire: int, ts: int) -> Row:  # noqa: ARG002
-        """The row that a put writes."""
         return DATA_PREFIX + key, value
 
     def delete(self, key: bytes, ts: int) -> tuple[list[Row], list[bytes]]:  # noqa: ARG002
@@ -119,7 +118,6 @@ class Encoding:
         return ((key, value) for key, value, _, _ in self.live_rows(rows, now))
 
     def live_rows(self, rows: Iterable[Row], now: int) -> Iterator[LiveRow]:  # noqa: ARG002
-        """The live ones of stored rows in key order."""
         return ((row[0][1:], row[1], 0, row) for row in rows)
 
     def split_key(self, data_key: bytes) -> bytes:

@@ -51,7 +51,6 @@ class EtcdServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` for clients."""
         return f"127.0.0.1:{self._port}"
 
     @property

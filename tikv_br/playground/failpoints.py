@@ -192,7 +192,6 @@ class FailpointTable:
         return action.error if isinstance(action, FeedError) else None
 
     def intercept_storage(self, point: str, *, store_id: int) -> StorageFailure | None:
-        """The failure of a file that a store reads or writes, or None."""
         actions = self._triggered(point, store_id, 0)
         return next((action for action in actions if isinstance(action, StorageFailure)), None)
 

@@ -74,20 +74,16 @@ class Home:
         return state
 
     def write_state(self, state: dict[str, Any]) -> None:
-        """Publish that the server is ready, with its addresses."""
         _write_atomically(self.directory / STATE_FILE, json.dumps(state, indent=2))
 
     def clear_state(self) -> None:
-        """Remove the state of an earlier server."""
         (self.directory / STATE_FILE).unlink(missing_ok=True)
 
     def register(self) -> None:
-        """Add the directory to the list of this user's playgrounds."""
         _registry().mkdir(parents=True, exist_ok=True)
         _write_atomically(self._entry(), json.dumps({"dir": str(self.directory)}))
 
     def unregister(self) -> None:
-        """Remove the directory from the list, if it is on it."""
         self._entry().unlink(missing_ok=True)
 
     def _entry(self) -> Path:

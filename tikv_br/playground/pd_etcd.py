@@ -54,7 +54,6 @@ class EtcdState:
         return len(found)
 
     def commit(self) -> None:
-        """End a revision that has changed something."""
         self.revision += 1
         self._save()
 
@@ -76,7 +75,6 @@ class EtcdState:
         return ttl
 
     def revoke(self, leases: Iterable[int]) -> None:
-        """End leases, and remove their keys."""
         ended = {lease for lease in leases if self._leases.pop(lease, None)}
         lost = [key for key, item in self._items.items() if item.lease in ended]
         for key in lost:
@@ -87,7 +85,6 @@ class EtcdState:
             self._save()
 
     def expire(self) -> None:
-        """End the leases whose time is over."""
         now = self._clock()
         self.revoke([lease for lease, (_, until) in self._leases.items() if until <= now])
 

@@ -70,7 +70,6 @@ class GcState:
             return self._safe_point
 
     def services(self) -> dict[str, ServiceSafePoint]:
-        """The safe points that have not expired, by service."""
         with self._lock:
             return dict(self._unexpired())
 
@@ -180,9 +179,12 @@ class GcCalls:
         self._gc = gc
 
     def by_name(self) -> dict[str, Callable[[Any], Message]]:
+        gc = self._gc
         return {
-            "GetGCSafePoint": self._gc_safe_point,
-            "UpdateGCSafePoint": self._update_gc_safe_point,
+            "GetGCSafePoint": lambda _: pdpb_pb2.GetGCSafePointResponse(safe_point=gc.safe_point),
+            "UpdateGCSafePoint": lambda request: pdpb_pb2.UpdateGCSafePointResponse(
+                new_safe_point=gc.advance(request.safe_point)
+            ),
             "UpdateServiceGCSafePoint": self._update_service_safe_point,
             "SetGCBarrier": self._set_barrier,
             "DeleteGCBarrier": self._delete_barrier,
@@ -190,12 +192,6 @@ class GcCalls:
             "GetGCState": self._gc_state,
             "GetAllKeyspacesGCStates": self._all_gc_states,
         }
-
-    def _gc_safe_point(self, _: pdpb_pb2.GetGCSafePointRequest) -> pdpb_pb2.GetGCSafePointResponse:
-        return pdpb_pb2.GetGCSafePointResponse(safe_point=self._gc.safe_point)
-
-    def _update_gc_safe_point(self, request: pdpb_pb2.UpdateGCSafePointRequest) -> pdpb_pb2.UpdateGCSafePointResponse:
-        return pdpb_pb2.UpdateGCSafePointResponse(new_safe_point=self._gc.advance(request.safe_point))
 
     def _update_service_safe_point(
         self, request: pdpb_pb2.UpdateServiceGCSafePointRequest

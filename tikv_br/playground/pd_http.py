@@ -94,8 +94,6 @@ class PdHttpApi:
                 return answer if isinstance(answer, Reply) else Reply.json(answer)
         return Reply(_NOT_FOUND, b"404 page not found\n", "text/plain; charset=utf-8")
 
-    # -- configuration ------------------------------------------------------------------------------------------
-
     def _set_schedule(self, request: Request, _: re.Match[str]) -> str:
         ttl = request.parameters.get("ttlSecond")
         values = {name.removeprefix("schedule."): value for name, value in json.loads(request.body or b"{}").items()}
@@ -119,8 +117,6 @@ class PdHttpApi:
     def _pause(self, request: Request, match: re.Match[str]) -> str:
         self._config.pause(match["name"], float(json.loads(request.body)["delay"]))
         return "Pause or resume the scheduler successfully."
-
-    # -- stores -------------------------------------------------------------------------------------------------
 
     def _stores(self) -> dict[str, Any]:
         stores = [self._store_json(node) for node in self._state.nodes.values()]
@@ -166,8 +162,6 @@ class PdHttpApi:
                 "last_heartbeat_ts": _utc(node.last_heartbeat),
             },
         }
-
-    # -- regions ------------------------------------------------------------------------------------------------
 
     def _regions_json(self, regions: list[Region]) -> dict[str, Any]:
         return {"count": len(regions), "regions": [self._region_json(region) for region in regions]}
@@ -224,8 +218,6 @@ class PdHttpApi:
     def _rows(self, regions: list[Region]) -> int:
         return sum(self._state.sizes.of(region).rows for region in regions)
 
-    # -- members and state --------------------------------------------------------------------------------------
-
     def _members(self) -> dict[str, Any]:
         members = [
             {
@@ -268,8 +260,6 @@ class PdHttpApi:
     def _delete_service(self, _request: Request, match: re.Match[str]) -> str:
         self._state.gc.delete_barrier(match["service"])
         return "Delete service GC safepoint successfully."
-
-    # -- keyspaces ----------------------------------------------------------------------------------------------
 
     def _create_keyspace(self, request: Request, _: re.Match[str]) -> dict[str, Any]:
         created = self._state.keyspaces.create(json.loads(request.body)["name"])

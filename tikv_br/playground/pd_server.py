@@ -75,7 +75,6 @@ class Front:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting and drop every connection."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_STOP_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

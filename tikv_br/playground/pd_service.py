@@ -57,17 +57,20 @@ class PdService:
         )
 
     def _calls(self) -> dict[str, Callable[[Any], Answer]]:
+        regions = self._state.regions
         return {
             "GetMembers": self._members,
-            "GetClusterInfo": self._cluster_info,
-            "AllocID": self._alloc_id,
-            "IsBootstrapped": self._is_bootstrapped,
+            "GetClusterInfo": lambda _: pdpb_pb2.GetClusterInfoResponse(serviceModes=[pdpb_pb2.PD_SVC_MODE]),
+            "AllocID": lambda request: pdpb_pb2.AllocIDResponse(
+                id=regions.alloc_id(request.count or 1), count=request.count
+            ),
+            "IsBootstrapped": lambda _: pdpb_pb2.IsBootstrappedResponse(bootstrapped=True),
             "Bootstrap": self._bootstrap,
             "GetStore": self._store,
             "GetAllStores": self._all_stores,
-            "GetRegion": self._region,
-            "GetPrevRegion": self._previous_region,
-            "GetRegionByID": self._region_by_id,
+            "GetRegion": lambda request: _region_response(regions.locate(request.region_key)),
+            "GetPrevRegion": lambda request: _region_response(regions.previous(request.region_key)),
+            "GetRegionByID": lambda request: _region_response(regions.get(request.region_id)),
             "ScanRegions": self._scan_regions,
             "BatchScanRegions": self._batch_scan_regions,
             "AskBatchSplit": self._ask_batch_split,
@@ -95,8 +98,8 @@ class PdService:
             return response_type(header=pdpb_pb2.ResponseHeader(error=error))  # type: ignore[no-any-return]
 
         def answer(request: Any, context: grpc.ServicerContext) -> Answer:  # noqa: ANN401
-            if name != "GetMembers":
-                self._check_leads(context)
+            if name != "GetMembers" and self._state.leader != self._index:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "not leader")
             if name not in _CLUSTERLESS:
                 self._check_cluster(request.header.cluster_id, context)
             if name in BARRIERS and not self._state.gc.has_barriers:
@@ -115,10 +118,6 @@ class PdService:
 
         return unary(request_type, answer)
 
-    def _check_leads(self, context: grpc.ServicerContext) -> None:
-        if self._state.leader != self._index:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "not leader")
-
     def _check_cluster(self, cluster_id: int, context: grpc.ServicerContext) -> None:
         if cluster_id != self._state.cluster_id:
             context.abort(
@@ -126,15 +125,10 @@ class PdService:
                 f"mismatch cluster id, need {self._state.cluster_id} but got {cluster_id}",
             )
 
-    # -- members and time ---------------------------------------------------------------------------------------
-
     def _members(self, _: pdpb_pb2.GetMembersRequest) -> pdpb_pb2.GetMembersResponse:
         members = self._state.members()
         leader = members[self._state.named] if self._state.named is not None else None
         return pdpb_pb2.GetMembersResponse(members=members, leader=leader, etcd_leader=leader)
-
-    def _cluster_info(self, _: pdpb_pb2.GetClusterInfoRequest) -> pdpb_pb2.GetClusterInfoResponse:
-        return pdpb_pb2.GetClusterInfoResponse(serviceModes=[pdpb_pb2.PD_SVC_MODE])
 
     def _tso(
         self, requests: Iterator[pdpb_pb2.TsoRequest], context: grpc.ServicerContext
@@ -164,14 +158,6 @@ class PdService:
             return "requested is not leader anymore"
         return "requested pd is not leader of cluster"
 
-    def _alloc_id(self, request: pdpb_pb2.AllocIDRequest) -> pdpb_pb2.AllocIDResponse:
-        return pdpb_pb2.AllocIDResponse(id=self._state.regions.alloc_id(request.count or 1), count=request.count)
-
-    # -- stores -------------------------------------------------------------------------------------------------
-
-    def _is_bootstrapped(self, _: pdpb_pb2.IsBootstrappedRequest) -> pdpb_pb2.IsBootstrappedResponse:
-        return pdpb_pb2.IsBootstrappedResponse(bootstrapped=True)
-
     def _bootstrap(self, _: pdpb_pb2.BootstrapRequest) -> Message:
         raise PdRefusal(pdpb_pb2.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
 
@@ -187,17 +173,6 @@ class PdService:
     def _operator(self, _: pdpb_pb2.GetOperatorRequest) -> Message:
         """Refuse: there is no operator, since every change of a region is immediate."""
         raise PdRefusal(pdpb_pb2.REGION_NOT_FOUND, "Not Found")
-
-    # -- regions ------------------------------------------------------------------------------------------------
-
-    def _region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
-        return _region_response(self._state.regions.locate(request.region_key))
-
-    def _previous_region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
-        return _region_response(self._state.regions.previous(request.region_key))
-
-    def _region_by_id(self, request: pdpb_pb2.GetRegionByIDRequest) -> pdpb_pb2.GetRegionResponse:
-        return _region_response(self._state.regions.get(request.region_id))
 
     def _scan_regions(self, request: pdpb_pb2.ScanRegionsRequest) -> pdpb_pb2.ScanRegionsResponse:
         found = self._state.regions.overlapping(request.start_key, request.end_key, request.limit)
@@ -243,8 +218,6 @@ class PdService:
         failed = self._state.regions.scatter(ids, alive)
         done = 100 * (len(ids) - len(failed)) // len(ids)
         return pdpb_pb2.ScatterRegionResponse(finished_percentage=done, failed_regions_id=failed)
-
-    # -- configuration and keyspaces ----------------------------------------------------------------------------
 
     def _store_config(self, request: pdpb_pb2.StoreGlobalConfigRequest) -> pdpb_pb2.StoreGlobalConfigResponse:
         changes = {each.name: None if each.kind == pdpb_pb2.DELETE else each.value for each in request.changes}

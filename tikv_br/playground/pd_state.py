@@ -109,7 +109,6 @@ class PdState:
 
     @property
     def address(self) -> str:
-        """host:port of the first member."""
         return self.addresses[0]
 
     @property

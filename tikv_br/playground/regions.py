@@ -76,14 +76,11 @@ class RegionTable:
         """Call ``listener``, outside the lock, after every split, merge and change of leader."""
         self._change_listeners.append(listener)
 
-    # -- reads --------------------------------------------------------------------------------------------------
-
     def get(self, region_id: int) -> Region | None:
         with self._lock:
             return self._by_id.get(region_id)
 
     def all(self) -> list[Region]:
-        """Every region in key order."""
         with self._lock:
             return [self._by_id[region_id] for region_id in self._ids]
 
@@ -109,10 +106,7 @@ class RegionTable:
             return self._by_id[self._ids[index]] if index >= 0 else None
 
     def led_by(self, store_id: int) -> list[Region]:
-        """The regions that a store leads, in key order."""
         return [region for region in self.all() if region.leader_store == store_id]
-
-    # -- changes ------------------------------------------------------------------------------------------------
 
     def split(self, region_id: int, keys: Iterable[bytes], ids: Sequence[Sequence[int]] = ()) -> list[Region]:
         """Split at physical keys and return the pieces from left to right; the original id keeps the rightmost.
@@ -218,8 +212,6 @@ class RegionTable:
         with self._lock:
             (self._down_stores.add if down else self._down_stores.discard)(store_id)
 
-    # -- what errors name ---------------------------------------------------------------------------------------
-
     def siblings(self, region: Region, sent: metapb_pb2.RegionEpoch) -> list[Region]:
         """The region and, for a caller with an older epoch, the regions left of it that may have split off since."""
         with self._lock:
@@ -240,8 +232,6 @@ class RegionTable:
         """The error of a store that does not lead, with the leader if that is alive."""
         leader = None if region.leader_store in self._down_stores else region.leader
         return region_errors.not_leader(region.id, leader)
-
-    # -- storage and listeners ----------------------------------------------------------------------------------
 
     def _pieces(self, region: Region, cuts: Sequence[bytes], ids: Sequence[Sequence[int]]) -> list[Region]:
         version = region.version + len(cuts)

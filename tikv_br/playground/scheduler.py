@@ -78,8 +78,6 @@ class Scheduler:
                 except PlaygroundError:  # a region was changed by a request: the next round sees the change
                     _log.info("%s: postponed", task.__name__, exc_info=True)
 
-    # -- splits -------------------------------------------------------------------------------------------------
-
     def split_keyspaces(self) -> None:
         """Split a new cluster at keyspaces, once, a few seconds after its first start."""
         due = time.monotonic() - self._started >= self._settings.keyspace_split_delay
@@ -92,7 +90,6 @@ class Scheduler:
             self._engine.put_meta({_KEYSPACES_SPLIT: b"1"})
 
     def split_large(self) -> None:
-        """Halve regions above the split size."""
         for region in self._regions.all():
             limit = self._settings.region_split_size
             if self._sizes.at_most(region) > limit and self._sizes.of(region).size > limit:
@@ -128,8 +125,6 @@ class Scheduler:
                 return self._regions.split(region.id, [key])
             passed += len(data_key) + len(value)
         return [region]
-
-    # -- leaders and replicas -----------------------------------------------------------------------------------
 
     def replace_dead_leaders(self) -> None:
         """Elect new leaders for the regions of stores that have been dead for the election timeout."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # at run time the class takes no parameters
 LOOPBACK: Final = "127.0.0.1"
 ANY_PORT: Final = f"{LOOPBACK}:0"
 
-# -- gRPC -------------------------------------------------------------------------------------------------------
-
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -97,9 +95,6 @@ def _health() -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
 
 
-# -- HTTP -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """One HTTP request. ``query`` is the text after ``?``."""
@@ -125,7 +120,6 @@ class Reply:
 
     @classmethod
     def json(cls, value: object, status: int = 200) -> Reply:
-        """A value as JSON, indented as PD does it."""
         return cls(status, json.dumps(value, indent=2).encode() + b"\n")
 
 

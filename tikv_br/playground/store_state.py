@@ -35,7 +35,6 @@ class CallClock:
 
     @contextmanager
     def measure(self, rpc: str) -> Iterator[None]:
-        """Count the block as one call."""
         if rpc in _OPEN_STREAMS:
             yield
             return
@@ -134,7 +133,6 @@ class FatalRequestLog:
                 file.write(json.dumps(asdict(request)) + "\n")
 
     def all(self) -> list[FatalRequest]:
-        """Oldest first."""
         with self._lock:
             return list(self._requests)
 

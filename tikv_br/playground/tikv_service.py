@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final, TypeAlias
@@ -88,12 +89,9 @@ class TikvService:
         self._methods = _methods(node, changes, transactions)
 
     def add_to(self, server: grpc.Server) -> None:
-        handlers = {name: unary(method.request, self._unary(name)) for name, method in self._methods.items()}
+        handlers = {name: unary(method.request, partial(self._answer, name)) for name, method in self._methods.items()}
         handlers["BatchCommands"] = bidi(tikvpb_pb2.BatchCommandsRequest, self._batch_commands)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("tikvpb.Tikv", handlers)])
-
-    def _unary(self, name: str) -> Callable[[Any, grpc.ServicerContext], Message | bytes]:
-        return lambda request, context: self._answer(name, request, context)
 
     def _answer(self, name: str, request: Any, context: grpc.ServicerContext) -> Message | bytes:  # noqa: ANN401
         method = self._methods[name]

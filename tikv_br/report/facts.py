@@ -51,17 +51,15 @@ def short_key(text: str) -> str:
 
 def visible(text: str) -> str:
     """A text with control and direction characters and lone surrogates as escapes."""
-    return "".join(_escaped(char) if _is_invisible(char) else char for char in text)
+    return "".join(
+        char.encode("unicode_escape", "surrogatepass").decode("ascii") if _is_invisible(char) else char for char in text
+    )
 
 
 def _is_invisible(char: str) -> bool:
     return (
         not char.isprintable() and unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and char not in "\n\t"
     )
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def _seconds(value: float) -> str:

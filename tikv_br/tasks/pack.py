@@ -88,7 +88,6 @@ def pack(target: Path) -> PackSummary:
 
 
 def _closure() -> list[Distribution]:
-    """The installed distributions that tikv-br needs, and itself."""
     found: dict[str, Distribution] = {}
     waiting: list[tuple[str, frozenset[str]]] = [("tikv-br", frozenset())]
     seen: set[tuple[str, frozenset[str]]] = set()

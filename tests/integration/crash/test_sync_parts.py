@@ -27,10 +27,10 @@ from tikv_br.incremental.feed.feed import Feed
 from tikv_br.incremental.feed.ingests import IngestSource
 from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.incremental.handover import FromTs
-from tikv_br.incremental.pipeline import ReplicateOptions
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import parse
+from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.incremental.sorter import Sorter
 from tikv_br.incremental.sync import SyncOptions
 from tikv_br.storage.url import StorageLocation

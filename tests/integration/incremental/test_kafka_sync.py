@@ -44,10 +44,10 @@ from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import ChangefeedInfo
 from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.handover import FromNow, FromTs, resolve
-from tikv_br.incremental.pipeline import ReplicateOptions
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.kafka import KafkaSink
 from tikv_br.incremental.sinks.url import parse as parse_sink
+from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.incremental.sync import SyncOptions
 from tikv_br.restore.options import Restamp, RestoreOptions
 from tikv_br.restore.run import restore

@@ -22,8 +22,9 @@ from tikv_br.errors import (
 )
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, ObjectCheckpoints
 from tikv_br.incremental.feed.events import Resolved, Rows
-from tikv_br.incremental.pipeline import ReplicateOptions, Replicator
+from tikv_br.incremental.pipeline import Replicator
 from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.incremental.sorter import Sorter
 from tikv_br.incremental.status import MAX_SAMPLES, Rate, WriteLag
 from tikv_br.storage.base import ObjectStore

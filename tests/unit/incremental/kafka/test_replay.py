@@ -21,8 +21,9 @@ from tikv_br.incremental.kafka.group import Record, Start
 from tikv_br.incremental.kafka.messages import Change, PartitionEnd, Received
 from tikv_br.incremental.kafka.open_protocol import OpenCodec, UserKeys
 from tikv_br.incremental.kafka.topic_feed import ReplayLimits, TopicFeed, Unapplied
-from tikv_br.incremental.pipeline import ReplicateOptions, Replicator
+from tikv_br.incremental.pipeline import Replicator
 from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.incremental.sorter import Sorter
 
 CODEC = OpenCodec()
