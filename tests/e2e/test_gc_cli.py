@@ -27,6 +27,7 @@ from tikv_br.cluster.timestamps import minus_seconds
 
 FOREVER = (1 << 63) - 1
 HOUR = 3600
+SECONDS_TO_STOP = 10
 
 
 @pytest.mark.core("gc")
@@ -100,6 +101,34 @@ def test_run_until_stopped(playgrounds: Playgrounds, tmp_path: Path) -> None:
         assert {line["message_type"] for line in reported} == {"gc"}
         assert not etcd.range("/gc-worker/election/").items
         assert re.search(r"^tikv_br_gc_leader 0.0$", file.read_text(), re.MULTILINE)
+
+
+STORE_IS_AWAY: dict[str, dict[str, Any]] = {
+    "refuses": {"abort": {"code": "UNAVAILABLE", "details": "gone"}},
+    "hangs": {"delay": {"seconds": 30.0}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", STORE_IS_AWAY)
+def test_run_is_stopped_while_a_store_is_away(playgrounds: Playgrounds, tmp_path: Path, store: str) -> None:
+    """SIGTERM ends the retries of a request for locks, and one that is not answered; GC has not advanced."""
+    address = playgrounds["v2"]
+    admin = PlaygroundAdmin(address)
+    with (
+        real_etcd(tmp_path / "etcd") as server,
+        Etcd.connect([server.address]) as etcd,
+        PdClient(ClusterConfig(pd=(address,))) as pd,
+        admin.failing("KvScanLock", STORE_IS_AWAY[store], count=-1) as failpoint,
+    ):
+        before = pd.gc_safe_point()
+        command = ["gc", "run", "--resolve-locks", "--pd", address, "--etcd", server.address, "--life-time", "1s"]
+        with subprocess.Popen([str(PROGRAM), *command], env=environment(), cwd="/") as process:
+            eventually(lambda: admin.hits(failpoint))
+            process.terminate()
+            assert process.wait(SECONDS_TO_STOP) == 143
+        assert not etcd.range("/gc-worker/election/").items
+        assert pd.gc_safe_point() == before
 
 
 @pytest.mark.slow
