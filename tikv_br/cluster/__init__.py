@@ -5,7 +5,7 @@ Knows nothing of backups, storage or the command line. Failures are raised as er
 Modules, in reading order:
 
 - `config`: addresses, timeouts and TLS files
-- `cluster`: one cluster with its clients; the timestamp flush; the first key of a range
+- `cluster`, `flush`: one cluster with its clients, the timestamp flush, and the first key of a range
 - `channel`: gRPC channels, and gRPC statuses as errors
 - `pd_errors`, `pd_connection`, `pd`: errors of PD, the connection to its leader, and its gRPC calls
 - `pd_http`: PD's HTTP API, and cluster status

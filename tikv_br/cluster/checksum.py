@@ -8,11 +8,11 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.cluster.pb import coprocessor_pb2, kvrpcpb_pb2, tipb_pb2
 from tikv_br.cluster.region_errors import check_error_text, check_region_error
-from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient
+from tikv_br.cluster.txn_calls import TxnCalls
+from tikv_br.cluster.txnkv import scan_key
 from tikv_br.errors import RetryBudgetExhausted
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange, middle_key
 from tikv_br.retry import NOT_READY, Backoffer
 
@@ -81,7 +81,8 @@ class _Reader:
     """Requests of one checksum."""
 
     def __init__(self, cluster: Cluster, locks: SnapshotLocks, rule: PrefixRule | None) -> None:
-        self._cluster, self._locks = cluster, locks
+        self.walk = TxnCalls(cluster).walk
+        self._config, self._locks = cluster.config, locks
         request = tipb_pb2.ChecksumRequest(scan_on=tipb_pb2.Table, algorithm=tipb_pb2.Crc64_Xor)
         if rule is not None:
             request.rule.old_prefix, request.rule.new_prefix = rule.old, rule.new
@@ -89,11 +90,7 @@ class _Reader:
 
     def backoffer(self) -> Backoffer:
         """Waits before a range is requested again whose locks were resolved: some are not seen by those who resolve them."""
-        return Backoffer("Coprocessor", self._cluster.config.retry)
-
-    def walk(self, span: KeyRange) -> RangeWalk:
-        codec = KeyCodec(self._cluster.api_version, mode=KeyMode.TXN)
-        return RangeWalk(self._cluster.router, codec, self._cluster.cluster_id, span.start, span.end)
+        return Backoffer("Coprocessor", self._config.retry)
 
     def send(self, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> Checksum:
         context.resolved_locks.extend(sorted(self._locks.resolved))
@@ -117,16 +114,10 @@ class _Reader:
         return middle
 
     def _scan_middle(self, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
-        first = self._first_key(store, kvrpcpb_pb2.ScanRequest(context=context, start_key=start, end_key=end))
-        backwards = kvrpcpb_pb2.ScanRequest(context=context, start_key=end or LAST_KEY, end_key=start, reverse=True)
-        last = self._first_key(store, backwards)
+        context.resolved_locks.extend(sorted(self._locks.resolved))
+        ts, upper = self._locks.ts, end or LAST_KEY
+        forward = kvrpcpb_pb2.ScanRequest(context=context, start_key=start, end_key=upper, version=ts)
+        first = scan_key(store, forward)
+        backward = kvrpcpb_pb2.ScanRequest(context=context, start_key=upper, end_key=start, version=ts, reverse=True)
+        last = scan_key(store, backward)
         return None if first is None or last is None else middle_key(first, last)
-
-    def _first_key(self, store: StoreClient, request: kvrpcpb_pb2.ScanRequest) -> bytes | None:
-        request.limit, request.key_only, request.version = 1, True, self._locks.ts
-        request.context.resolved_locks.extend(sorted(self._locks.resolved))
-        answer = store.call(store.kv.KvScan, request, timeout=store.long_timeout)
-        check_region_error(answer)
-        for error in (answer.error, *(pair.error for pair in answer.pairs)):
-            check_error_text(error.abort or error.retryable)
-        return next((pair.key or pair.error.locked.key for pair in answer.pairs), answer.error.locked.key or None)

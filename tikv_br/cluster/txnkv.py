@@ -42,8 +42,13 @@ def has_transactions(cluster: Cluster) -> bool:
 
 
 def _first_key(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
-    scan = kvrpcpb_pb2.ScanRequest(context=context, start_key=start, end_key=end, limit=1, version=ts, key_only=True)
-    rows = store.call(store.kv.KvScan, scan)
+    return scan_key(store, kvrpcpb_pb2.ScanRequest(context=context, start_key=start, end_key=end, version=ts))
+
+
+def scan_key(store: StoreClient, request: kvrpcpb_pb2.ScanRequest) -> bytes | None:
+    """The first key that a scan comes to, of a row or of a lock that is in its way; None = it finds neither."""
+    request.limit, request.key_only = 1, True
+    rows = store.call(store.kv.KvScan, request)
     check_region_error(rows)
     for error in (rows.error, *(pair.error for pair in rows.pairs)):
         if error.HasField("locked"):
