@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -29,15 +28,11 @@ _PEER: Final = f"unix://{_PEER_SOCKET}"
 class EtcdServer:
     """An etcd in a process of its own. It ends when the process that started it does."""
 
-    def __init__(self, directory: Path, *, port: int = 0, tls: TlsSettings | None = None, program: str = "") -> None:
-        """Data and log are in `directory`; port 0 means the same as before if it is free, or any.
-
-        Raises `PlaygroundError` if `program` is empty and none is found.
-        """
+    def __init__(self, directory: Path, *, tls: TlsSettings | None = None, program: str = "") -> None:
+        """Data and log are in `directory`. Raises `PlaygroundError` if `program` is empty and none is found."""
         self._program = program or find_etcd()
         self._directory = directory
-        self._fixed_port = port
-        self._port = port
+        self._port = 0
         self._tls = tls
         self._reserved: ReservedPort | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,12 +57,13 @@ class EtcdServer:
     def start(self) -> None:
         """Start it and wait until it answers. Raises `PlaygroundError`, with the last line of its log."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        for port in self._ports():
+        kept = self._directory / _PORT_FILE
+        for port in ([int(kept.read_text())] if kept.exists() else []) + [0] * _TRIES:  # 0 is any that is free
             self._reserve(port)
             self._launch()
             try:
                 if self._await_health():
-                    (self._directory / _PORT_FILE).write_text(str(self._port))
+                    kept.write_text(str(self._port))
                     return
             except BaseException:
                 self.kill()
@@ -90,17 +86,6 @@ class EtcdServer:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def _ports(self) -> Iterator[int]:
-        """Ports to try in this order; 0 is any that is free."""
-        if self._fixed_port:
-            yield self._fixed_port
-            return
-        kept = self._directory / _PORT_FILE
-        if kept.exists():
-            yield int(kept.read_text())
-        for _attempt in range(_TRIES):
-            yield 0
 
     def _reserve(self, port: int) -> None:
         """Reserve a port until etcd listens there. If it is taken, etcd reports that."""

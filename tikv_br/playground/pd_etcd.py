@@ -23,15 +23,14 @@ _LEASES: Final = "etcd-leases"
 class EtcdState:
     """State of all members. Thread-safe."""
 
-    def __init__(self, engine: RocksEngine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: RocksEngine) -> None:
         self._engine = engine
-        self._clock = clock
         self.lock = threading.Lock()
         saved = pb.RangeResponse.FromString(engine.get_meta(_RECORD) or b"")
         self.revision = max(saved.header.revision, 1)
         self._items = {item.key: item for item in saved.kvs}
         ttls: dict[str, int] = json.loads(engine.get_meta(_LEASES) or b"{}")
-        self._leases = {int(lease): (ttl, clock() + ttl) for lease, ttl in ttls.items()}
+        self._leases = {int(lease): (ttl, time.monotonic() + ttl) for lease, ttl in ttls.items()}
 
     def range(self, key: bytes, end: bytes) -> list[mvccpb_pb2.KeyValue]:
         """Return one key, or all of [key, end), in order; an end of one zero byte = unbounded."""
@@ -63,7 +62,7 @@ class EtcdState:
 
     def grant(self, ttl: int, lease: int) -> int:
         lease = lease or secrets.randbits(62) + 1
-        self._leases[lease] = ttl, self._clock() + ttl
+        self._leases[lease] = ttl, time.monotonic() + ttl
         self._save()
         return lease
 
@@ -71,7 +70,7 @@ class EtcdState:
         """Renew a lease; returns its TTL, 0 if it has ended."""
         ttl = self._leases.get(lease, (0, 0.0))[0]
         if ttl:
-            self._leases[lease] = ttl, self._clock() + ttl
+            self._leases[lease] = ttl, time.monotonic() + ttl
         return ttl
 
     def revoke(self, leases: Iterable[int]) -> None:
@@ -85,7 +84,7 @@ class EtcdState:
             self._save()
 
     def expire(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         self.revoke([lease for lease, (_, until) in self._leases.items() if until <= now])
 
     def _save(self) -> None:

@@ -62,7 +62,6 @@ def spark_context(
     master: str,
     *,
     concurrency: int | None = None,
-    app_name: str = "tikv-br",
     settings: SparkSettings = NO_SETTINGS,
 ) -> Iterator[SparkContext]:
     """Start a session for the length of the block; it is stopped, JVM and all, however the block ends.
@@ -78,7 +77,7 @@ def spark_context(
     with (
         tempfile.TemporaryFile() as log,
         _environment(master),
-        _session(SessionPlan(master, concurrency, app_name, settings), log) as context,
+        _session(SessionPlan(master, concurrency, settings), log) as context,
     ):
         if not is_local(master):
             check_workers(context, master)

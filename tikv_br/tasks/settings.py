@@ -106,7 +106,6 @@ class SessionPlan:
 
     master: str
     concurrency: int | None
-    app_name: str
     settings: SparkSettings
 
     def launch_conf(self) -> SparkConf:
@@ -132,7 +131,7 @@ class SessionPlan:
             if name not in given and not known.contains(name):
                 conf.set(name, value)
         if not current("spark.app.name") or current("spark.app.name") == _SHELL:
-            conf.setAppName(self.app_name)
+            conf.setAppName("tikv-br")
         if current("spark.pyspark.python"):
             conf.set("spark.pyspark.python", current("spark.pyspark.python"))
         if self.concurrency is not None and not is_local(self.master):

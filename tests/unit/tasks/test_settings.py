@@ -26,7 +26,7 @@ class Known(dict[str, str]):
 
 def session_conf(known: dict[str, str], master: str = "spark://h:7077", **plan: Any) -> dict[str, str]:  # noqa: ANN401
     """The settings of a session."""
-    made = SessionPlan(master, plan.get("concurrency"), "tikv-br", plan.get("settings", NO_SETTINGS))
+    made = SessionPlan(master, plan.get("concurrency"), plan.get("settings", NO_SETTINGS))
     return dict(made.session_conf(Known(known)).getAll())
 
 
@@ -52,7 +52,7 @@ def test_secrets_are_neither_shown_nor_pickled() -> None:
 
 def test_the_jvm_is_launched_without_the_user_s_settings() -> None:
     """The launch settings are in its arguments."""
-    plan = SessionPlan("spark://h:1", 2, "tikv-br", SparkSettings((("spark.a", SECRET),)))
+    plan = SessionPlan("spark://h:1", 2, SparkSettings((("spark.a", SECRET),)))
     assert SECRET not in str(plan.launch_conf().getAll())
     assert dict(plan.session_conf(Known()).getAll())["spark.a"] == SECRET
 
