@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from fastcrc import crc64
 
-from tests.integration.playground.clients import running
+from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import backup, download_everywhere, files_of, ingest, local, meta_for
 from tests.support.txn import TTL, TxnClient, delete, put
 from tests.support.waiting import eventually
-from tikv_br.cluster.pb import coprocessor_pb2, import_sstpb_pb2, tikvpb_pb2, tipb_pb2
+from tikv_br.cluster.pb import brpb_pb2, coprocessor_pb2, import_sstpb_pb2, tikvpb_pb2, tipb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
@@ -383,44 +383,60 @@ def test_regions_of_transactions_split(tmp_path: Path) -> None:
         assert [pair.key for pair in txn.scan(b"", b"", txn.ts())] == keys
 
 
+ROWS = {b"a": b"1", b"b": LONG, b"c": b"3"}
+
+
+def back_up(folder: Path) -> tuple[int, list[brpb_pb2.File]]:
+    """Backup-ts and files of `ROWS` and a deleted row."""
+    with running(folder / "source", stores=1) as client:
+        ts = TxnClient(client).write(*(put(*row) for row in ROWS.items()), put(b"d"), delete(b"d"))
+        files = files_of(backup(client, is_raw_kv=False, end_version=ts, storage_backend=local(folder / "backup")))
+    assert [file.cf for file in files] == ["default", "write"]
+    return ts, files
+
+
+def fetch(client: Client, folder: Path, file: brpb_pb2.File, new_ts: int) -> import_sstpb_pb2.SSTMeta:
+    """Download a file of `back_up`; its meta for the ingest."""
+    region = client.region(b"a")
+    return download_everywhere(
+        client,
+        region,
+        meta_for(client, region, cf_name=file.cf, length=file.size),
+        name=file.name,
+        storage_backend=local(folder / "backup"),
+        rewrite_rule=import_sstpb_pb2.RewriteRule(new_timestamp=new_ts),
+    )
+
+
 def test_rows_come_back_by_ingest(tmp_path: Path) -> None:
     """The files of a backup, in both column families, with their timestamps or new ones; values without records are no rows."""
-    rows = {b"a": b"1", b"b": LONG, b"c": b"3"}
-    with running(tmp_path / "source", stores=1) as client:
-        txn = TxnClient(client)
-        ts = txn.write(*(put(*row) for row in rows.items()), put(b"d"), delete(b"d"))
-        storage = local(tmp_path / "backup")
-        files = files_of(backup(client, is_raw_kv=False, end_version=ts, storage_backend=storage))
-    assert [file.cf for file in files] == ["default", "write"]
+    ts, files = back_up(tmp_path)
     for new_ts in (0, ts + 1):
         with running(tmp_path / f"target-{new_ts}") as client:
             txn = TxnClient(client)
-            region = txn.region(b"a")
-            metas = []
-            for file in files:
-                meta = meta_for(client, region, cf_name=file.cf, length=file.size)
-                rule = import_sstpb_pb2.RewriteRule(new_timestamp=new_ts)
-                asked = {"name": file.name, "storage_backend": storage, "rewrite_rule": rule}
-                metas.append(download_everywhere(client, region, meta, **asked))
-            assert not ingest(client, region, metas[0]).HasField("error")
+            values, records = (fetch(client, tmp_path, file, new_ts) for file in files)
+            assert ingest(client, client.region(b"a"), values) == import_sstpb_pb2.IngestResponse()
             assert txn.scan(b"", b"", ts + 1) == []
-            assert not ingest(client, region, metas[1]).HasField("error")
-            assert {pair.key: pair.value for pair in txn.scan(b"", b"", ts + 1)} == rows
+            assert ingest(client, client.region(b"a"), records) == import_sstpb_pb2.IngestResponse()
+            assert {pair.key: pair.value for pair in txn.scan(b"", b"", ts + 1)} == ROWS
             assert bool(txn.scan(b"", b"", ts)) == (not new_ts)
 
 
-def test_a_record_without_its_value(tmp_path: Path) -> None:
-    """A scan reports it in the row's place, a checksum as its error."""
-    with running(tmp_path) as client:
+def test_records_without_their_values(tmp_path: Path) -> None:
+    """Ingested before them: a scan reports it in the row's place, a checksum as its error; then the values come."""
+    ts, files = back_up(tmp_path)
+    with running(tmp_path / "target") as client:
         txn = TxnClient(client)
-        commit_ts = txn.write(put(b"k", LONG))
-        engine = client.playground.engine
-        engine.delete_range(b"", b"")
-        [pair] = txn.scan(b"", b"", commit_ts)
-        assert "DefaultNotFound" in pair.error.abort
-        request = coprocessor_pb2.Request(tp=105, start_ts=commit_ts)
+        values, records = (fetch(client, tmp_path, file, 0) for file in files)
+        assert ingest(client, client.region(b"a"), records) == import_sstpb_pb2.IngestResponse()
+        first, broken, last = txn.scan(b"", b"", ts)
+        assert (first.value, last.value) == (ROWS[b"a"], ROWS[b"c"])
+        assert "DefaultNotFound" in broken.error.abort
+        request = coprocessor_pb2.Request(tp=105, start_ts=ts)
         request.ranges.add(start=b"a", end=b"z")
         assert "default not found" in txn.call("Coprocessor", b"k", request).other_error
+        assert ingest(client, client.region(b"a"), values) == import_sstpb_pb2.IngestResponse()
+        assert {pair.key: pair.value for pair in txn.scan(b"", b"", ts)} == ROWS
 
 
 @pytest.mark.parametrize(("version", "expected"), [("8.5", "refused"), ("8.1", "accepted"), ("", "fatal")])
