@@ -9,14 +9,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.command import tikv_br
 from tests.support.juicefs import JuiceFs, JuiceFsFailed, files_in
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import encode
+from tikv_br.formats.keys.codec import KeyMode, encode
+from tikv_br.progress_events import silent
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.storage.url import parse
 
 SIZES = [0, 1, 4095, 100_000, (4 << 20) + 1, *range(1000, 1040)]
 """Of files: none, some, and more than one block of data."""
@@ -115,3 +121,47 @@ def test_a_killed_client(volume: JuiceFs, tmp_path: Path) -> None:
     assert {name: len(files_in(entry)) for name, entry in tree.items() if name.startswith("after")} == {
         f"after-{number}": 13 * 5 for number in range(3)
     }
+
+
+def test_backups(live: LiveCluster, volume: JuiceFs, tmp_path: Path) -> None:
+    """One made while directories are: each is whole. One made later: the dump of the restored copy is the same, and no object is missing."""
+    files = source_of(tmp_path / "source")
+    volume.copy_in(tmp_path / "source", "data")
+    with volume.start(*volume.mdtest("/busy", "--dirs", "3", "--depth", "9")) as process:
+        eventually(lambda: "busy" in volume.dump()["FSTree"]["entries"])
+        back_up(live, volume, tmp_path / "busy")
+        assert process.poll() is None
+        process.kill()
+    expected = volume.dump()
+    back_up(live, volume, tmp_path / "quiet")
+    busy, quiet = (restored(volume, tmp_path, name) for name in ("busy", "quiet"))
+    assert quiet == expected
+    assert files_in(busy["FSTree"]["entries"]["data"]) == files
+    directories = list(directories_in(busy["FSTree"]))
+    assert 0 < len(directories) < len(list(directories_in(expected["FSTree"])))
+    for directory in directories:
+        assert directory["attr"]["nlink"] == 2 + sum("entries" in child for child in directory["entries"].values())
+
+
+def back_up(live: LiveCluster, volume: JuiceFs, folder: Path) -> None:
+    """Back up the metadata of one volume."""
+    done = tikv_br("backup", "txn", "--pd", live.pd, "--storage", str(folder), "--prefix", rf"{volume.name}\xfd")
+    assert done.code == 0, done
+
+
+def restored(volume: JuiceFs, folder: Path, name: str) -> dict[str, Any]:
+    """The dump of a volume restored from a backup, which has all objects."""
+    with live_cluster(folder / f"target-{name}", ApiVersion.V1, stores=3) as target:
+        storage = parse(str(folder / name))
+        restore(RestoreOptions(cluster=target.config, storage=storage, key_mode=KeyMode.TXN), silent)
+        copy = JuiceFs(target.pd, volume.folder, volume.name)
+        copy.fsck()
+        return copy.dump()
+
+
+def directories_in(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The directories of a dump."""
+    if "entries" in entry:
+        yield entry
+        for child in entry["entries"].values():
+            yield from directories_in(child)
