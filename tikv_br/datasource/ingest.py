@@ -58,6 +58,5 @@ class IngestWriter(DataSourceArrowWriter):
                 raise
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - as Spark calls it
-        """Remove what tasks have staged."""
         with with_hints():
             remove_runs(self.options)

@@ -75,7 +75,6 @@ class Options:
         return text == "true"
 
     def number(self, name: str, default: int) -> int:
-        """A whole number above 0."""
         text = self.text(name) or str(default)
         if not (text.isascii() and text.isdigit() and int(text)):
             raise UsageError(f"option {name} is {text!r}", hint="Pass a whole number above 0.")

@@ -61,7 +61,6 @@ class Draft:
         self.summary, self.figures = summary, figures
 
     def found(self, what: str, cause: str) -> None:
-        """Add a problem."""
         if self.wanted:
             from tikv_br.report.operation import Damage
 

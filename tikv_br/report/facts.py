@@ -40,7 +40,6 @@ def utc(milliseconds: int) -> str:
 
 
 def day(milliseconds: int) -> str:
-    """A date, in UTC."""
     return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d}"
 
 
@@ -170,7 +169,6 @@ def verdict_of(failure: BaseException | None) -> DrillVerdict:
 
 
 def backup_facts(backup: BackupSet, place: str) -> BackupFacts:
-    """The facts in a backup's records."""
     manifest, sums = backup.manifest, backup.totals
     return BackupFacts(
         id="",

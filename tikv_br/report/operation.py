@@ -126,12 +126,10 @@ class OperationReport:
     notices: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as values for JSON."""
         return {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(asdict(self), default=plain))}
 
 
 def render_operation(report: OperationReport) -> str:
-    """The HTML page of a command's report."""
     return render("tikv_br.report", "operation.html", report, sentence=_sentence(report))
 
 

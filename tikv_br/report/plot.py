@@ -54,7 +54,6 @@ class Curve:
 
     @property
     def line(self) -> str:
-        """The points of an SVG polyline."""
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
 
 

@@ -63,7 +63,6 @@ class Recorder:
 
     @property
     def now(self) -> float:
-        """Seconds since the start of the drill."""
         return self._clock() - self._began
 
     @property
@@ -72,7 +71,6 @@ class Recorder:
         return self._open[0][0] if self._open else ""
 
     def __call__(self, event: Event) -> None:
-        """Record an event of the drill itself."""
         match event:
             case StepStarted(name):
                 self._started += 1
@@ -95,11 +93,9 @@ class Recorder:
                 self._record(event)
 
     def set_reporter(self, reporter: Reporter) -> None:
-        """Forward later events to another reporter."""
         self._reporter = reporter
 
     def failed(self) -> None:
-        """Record that the current steps failed."""
         while self._open:
             self._close(len(self._open), ended_well=False)
 

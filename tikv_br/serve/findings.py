@@ -114,7 +114,6 @@ def _old_backup(newest: Newest) -> OverviewFinding:
 
 
 def log_findings(status: LogStatus, max_lag: float) -> Iterator[OverviewFinding]:
-    """Yield the problems of a log archive."""
     name = status.log_id
     for gap in status.gaps:
         text = f"log {name} has no changes of {gap}"

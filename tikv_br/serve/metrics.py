@@ -11,7 +11,6 @@ from tikv_br.serve.model import Overview
 
 
 def collect(shown: Overview) -> Iterator[Metric]:
-    """The metrics of an overview."""
     labels = ["storage", "prefix"]
     newest = [each for storage in shown.storages for each in storage.newest]
     finished = GaugeMetricFamily(

@@ -215,5 +215,4 @@ class Overview:
 
     @property
     def backups(self) -> tuple[Backup, ...]:
-        """All backups of all storages."""
         return tuple(each for storage in self.storages for each in storage.backups)

@@ -35,7 +35,6 @@ class Sources:
     gc: tuple[ShownSource[GcReport], ...] = ()
 
     def by_section(self) -> Iterator[tuple[str, tuple[ShownSource[Any], ...]]]:
-        """The sections and their sources."""
         yield from (
             ("backups", self.backups),
             ("logs", self.logs),

@@ -77,11 +77,9 @@ class Site:
 
     @property
     def methods(self) -> Sequence[str]:
-        """The methods that are served."""
         return METHODS if self._token else READS
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request."""
         answer = self._answer(request)
         return replace(answer, headers=HEADERS | dict(answer.headers))
 
@@ -131,7 +129,6 @@ class Site:
         return any(hmac.compare_digest(value.encode(), self._session.encode()) for value in given)
 
     def _log_in(self, path: str, request: HttpRequest) -> HttpResponse:
-        """Exchange the token for a cookie."""
         if path != "/login":
             return HttpResponse(
                 TEXT, b"method not allowed\n", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": ", ".join(READS)}
@@ -189,7 +186,6 @@ def _login_form(code: HTTPStatus, *, wrong: bool = False) -> HttpResponse:
 
 
 def _cookies(header: str) -> list[tuple[str, str, str]]:
-    """Name, ``=`` and value of each cookie."""
     parts = [each.strip().partition("=") for each in header.split(";")]
     return [(name, separator, value) for name, separator, value in parts]
 

@@ -20,7 +20,6 @@ Collect = Callable[[], Iterable[Metric]]
 
 
 def registry(collect: Collect) -> CollectorRegistry:
-    """The metrics that ``collect`` returns."""
     made = CollectorRegistry(auto_describe=False)
     made.register(_Collector(collect))
     return made

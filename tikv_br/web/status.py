@@ -58,7 +58,6 @@ class StatusApi:
         self._reporter, self._key = reporter, key
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        """Answer a GET."""
         url = urlsplit(request.target)
         authorized = is_bearer(request.header("Authorization"), self._key)
         if url.path not in self.PUBLIC_PATHS and not authorized:
@@ -86,5 +85,4 @@ class StatusApi:
 
 
 def to_json(value: object) -> bytes:
-    """The JSON of an answer."""
     return json.dumps(value, separators=(",", ":")).encode()

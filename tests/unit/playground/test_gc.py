@@ -1,4 +1,4 @@
-"""Twin of tikv_br/playground/pd_state.py; the plain semantics are also replayed from recordings (tests/golden)."""
+"""Twin of tikv_br/playground/pd_gc.py; the plain semantics are also replayed from recordings (tests/golden)."""
 
 from __future__ import annotations
 

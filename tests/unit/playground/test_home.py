@@ -1,4 +1,4 @@
-"""Twin of tikv_br/playground/launcher.py and settings.py."""
+"""Twin of tikv_br/playground/home.py and settings.py."""
 
 from __future__ import annotations
 
