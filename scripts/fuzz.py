@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Damage what is not ours by the thousand and read it: ``.venv/bin/python scripts/fuzz.py --target sst|page|cdc --inputs N --seed S [--golden FOLDER]``.
+"""Damage what is not ours by the thousand and read it: ``.venv/bin/python scripts/fuzz.py --target sst|page|cdc|write --inputs N --seed S [--golden FOLDER]``.
 
 Readers run in processes of their own with 1 GiB of memory to spare. Whatever ends otherwise than by reading or by an
 error of ours (another exception, a signal, no end) is told with its seed, and its input is kept.

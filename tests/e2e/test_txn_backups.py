@@ -29,7 +29,7 @@ def root(recorded: Path, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["ours", "theirs"])
-def test_looking_after_transactional_backups(root: str, recorded: Path, name: str) -> None:
+def test_looking_after_transactional_backups(root: str, recorded: Path, tmp_path: Path, name: str) -> None:
     """The list, each view, single values and verification of a backup, found by URL and by id."""
     rows = recorded_rows(recorded)
     listed = {line["path"]: line for line in succeed("list", root, "--output", "json").lines}[name]
@@ -44,7 +44,11 @@ def test_looking_after_transactional_backups(root: str, recorded: Path, name: st
         found = succeed("cat", f"{root}/{name}", f"hex:{key[4:].hex()}", "--output", "json").last
         assert (found["value"], found["expire_ts"], found["expired"]) == (value.hex(), 0, False)
     assert tikv_br("cat", f"{root}/{name}", "no such key").code == 13
-    verified = succeed("verify", f"{root}/{name}", "--level", "data", "--executor", "driver", "--output", "json").last
+    page = tmp_path / "report.html"
+    to_page = ("--executor", "driver", "--report", str(page), "--output", "json")
+    verified = succeed("verify", f"{root}/{name}", "--level", "data", *to_page).last
+    assert f"{len(rows):,}" in page.read_text()
+    assert "no keyspace map" not in page.read_text()
     assert verified["rows_checked"] == len(rows)
 
 

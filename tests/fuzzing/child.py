@@ -13,10 +13,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tests.fuzzing import messages, tables
+from tests.fuzzing import messages, tables, write_records
 from tests.fuzzing.target import MEMORY, Target, limit_memory, outcomes
 
-TARGETS: dict[str, Target] = {"sst": tables.SST, "page": messages.PAGE, "cdc": messages.CDC}
+TARGETS: dict[str, Target] = {
+    "sst": tables.SST,
+    "page": messages.PAGE,
+    "cdc": messages.CDC,
+    "write": write_records.RECORDS,
+}
 
 
 def main(name: str, folder: str, inputs: int, seed: int) -> None:

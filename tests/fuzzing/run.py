@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Damage SSTs or servers' messages and read them; any end but one of our errors is a failure."
     )
-    parser.add_argument("--target", choices=TARGETS, default="sst", help="SSTs, pages of RawScan, or change events")
+    parser.add_argument(
+        "--target", choices=TARGETS, default="sst", help="SSTs, pages of RawScan, change events, or write records"
+    )
     parser.add_argument("--inputs", type=int, default=100_000, help="how many damaged ones")
     parser.add_argument("--seed", type=int, default=0, help=f"of the first {BATCH:,}; the next have the next seeds")
     parser.add_argument("--golden", type=Path, help="also damage what real servers sent and wrote, below this folder")

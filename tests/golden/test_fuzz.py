@@ -12,7 +12,9 @@ from tests.fuzzing.child import TARGETS
 from tests.fuzzing.run import main
 
 
-@pytest.mark.parametrize(("target", "inputs", "processes"), [("sst", 1000, 2), ("page", 2000, 1), ("cdc", 5000, 1)])
+@pytest.mark.parametrize(
+    ("target", "inputs", "processes"), [("sst", 1000, 2), ("page", 2000, 1), ("cdc", 5000, 1), ("write", 5000, 1)]
+)
 def test_a_bounded_run_finds_nothing(
     target: str,
     inputs: int,

@@ -25,10 +25,11 @@ from tikv_br.backupset.rebuild import rebuild
 from tikv_br.backupset.retention import Policy
 from tikv_br.backupset.rows import chosen_codec, count_fences, find_value, has_rows, read_rows
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.errors import BackupDamaged
+from tikv_br.errors import BackupDamaged, CrypterMismatch
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 from tikv_br.verify.options import Finding, Level, Subset, VerifyOptions
@@ -152,6 +153,21 @@ def test_sound_backups_pass(recorded: Path, store: ObjectStore, maker: Maker, le
     assert summary.files_checked == (0 if level is Level.META else len(backup.files))
     assert summary.rows_checked == (len(recorded_rows(recorded)) if level is Level.DATA else 0)
     assert summary.foreign_objects == 0
+
+
+def test_encrypted_backups(recorded: Path, store: ObjectStore) -> None:
+    """Both files of a part are decrypted, each with its own IV; without the key nothing is read."""
+    key = Crypter.of("aes256-ctr", SecretText("5a" * 32))
+    place = open_store(replace(store.location, crypter=key))
+    backup = made_by("tikv-br", place, recorded)
+    rows = recorded_rows(recorded)
+    assert verify(VerifyOptions(place.location, Level.DATA, executor="driver")).rows_checked == len(rows)
+    for rpc_key, value in rows:
+        found = find_value(backup, backup.codec_of(backup.ranges[0]).user_key(rpc_key))
+        assert found is not None
+        assert found.stored.value == value
+    with pytest.raises(CrypterMismatch):
+        BackupSet.open(store, KeyMode.TXN)
 
 
 def test_a_share_has_both_files_of_a_part(recorded: Path, store: ObjectStore) -> None:
