@@ -228,10 +228,5 @@ def encode_entries(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     for key, value in pairs:
         restarts.append(len(block))
         block += b"\0" + encode_varint(len(key)) + encode_varint(len(value)) + key + value
-    return bytes(block) + encode_restarts(restarts)
-
-
-def encode_restarts(restarts: list[int]) -> bytes:
-    """The end of a block. One that has no entry still has one restart."""
-    restarts = restarts or [0]
-    return struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
+    restarts = restarts or [0]  # a block without entries has one too
+    return bytes(block) + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))

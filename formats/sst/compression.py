@@ -16,7 +16,8 @@ MAX_BLOCK_SIZE = 256 << 20
 """Bytes a block may have when unpacked: far above any row a store takes, and a bound for hostile sizes."""
 
 Compressor = Callable[[Readable], tuple[bytes, bytes]]
-Unpacker = Callable[[Readable, int], Readable]
+Unpacker = tuple[str, type[Exception] | tuple[type[Exception], ...], Callable[[Readable, int], Readable]]
+"""Name of a method, the errors of its library, and a function of a stored block and its unpacked size."""
 
 
 class Compression(enum.Enum):
@@ -60,38 +61,26 @@ def compressor(compression: Compression, level: int) -> Compressor | None:
         case Compression.NONE:
             return None
         case Compression.SNAPPY:
-            return _snappy_compressor()
+            import pyarrow as pa
+
+            snappy = pa.Codec("snappy").compress
+            return lambda block: (b"", snappy(block, asbytes=True))
+        case Compression.LZ4 if not level:
+            import pyarrow as pa
+
+            fast = pa.Codec("lz4_raw").compress  # a tenth less time than lz4.block
+            return lambda block: (_size_prefix(len(block)), fast(block, asbytes=True))
         case Compression.LZ4:
-            return _lz4_compressor(level)
+            import lz4.block
+
+            compress = lz4.block.compress
+            settings: dict[str, Any] = {"mode": "high_compression", "compression": level, "store_size": False}
+            return lambda block: (_size_prefix(len(block)), compress(block, **settings))
         case Compression.ZSTD:
-            return _zstd_compressor(level or 1)
+            import zstandard
 
-
-def _snappy_compressor() -> Compressor:
-    import pyarrow as pa
-
-    compress = pa.Codec("snappy").compress
-    return lambda block: (b"", compress(block, asbytes=True))
-
-
-def _lz4_compressor(level: int) -> Compressor:
-    if not level:
-        import pyarrow as pa
-
-        fast = pa.Codec("lz4_raw").compress  # a tenth less time than lz4.block
-        return lambda block: (_size_prefix(len(block)), fast(block, asbytes=True))
-    import lz4.block
-
-    compress = lz4.block.compress
-    settings: dict[str, Any] = {"mode": "high_compression", "compression": level, "store_size": False}
-    return lambda block: (_size_prefix(len(block)), compress(block, **settings))
-
-
-def _zstd_compressor(level: int) -> Compressor:
-    import zstandard
-
-    compress = zstandard.ZstdCompressor(level=level).compress
-    return lambda block: (_size_prefix(len(block)), compress(block))
+            zstd = zstandard.ZstdCompressor(level=level or 1).compress
+            return lambda block: (_size_prefix(len(block)), zstd(block))
 
 
 @functools.lru_cache(1 << 10)
@@ -112,8 +101,11 @@ class Decompressor:
         size, start = decode_varint(stored, bits=32)
         if size > MAX_BLOCK_SIZE:
             raise DamagedBytes(f"block declares an uncompressed size of {size} bytes")
-        unpack = self._methods.get(method) or self._methods.setdefault(method, _unpacker(method))
-        block = unpack(stored if method == Compression.SNAPPY.value else stored[start:], size)
+        name, failures, unpack = self._methods.get(method) or self._methods.setdefault(method, _unpacker(method))
+        try:
+            block = unpack(stored if method == Compression.SNAPPY.value else stored[start:], size)
+        except failures as error:
+            raise DamagedBytes(f"{name} block: {error}") from error
         if len(block) != size:
             raise DamagedBytes(f"block unpacks to {len(block)} bytes instead of {size}")
         return block
@@ -122,45 +114,22 @@ class Decompressor:
 def _unpacker(method: int) -> Unpacker:
     match method:
         case 1:
-            return _snappy_unpacker()
+            import pyarrow as pa
+
+            snappy = pa.Codec("snappy").decompress
+            return "snappy", OSError, lambda stored, size: snappy(stored, size, asbytes=True)
         case 2:
-            return _unpack_zlib
+            return "zlib", zlib.error, lambda data, size: zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
         case 3:
-            return _unpack_bzip2
+            return "bzip2", (OSError, EOFError), lambda data, size: bz2.BZ2Decompressor().decompress(data, size + 1)
         case 4 | 5:
-            return _lz4_unpacker()
+            from lz4 import block as lz4_block
+
+            return "lz4", lz4_block.LZ4BlockError, lambda data, size: lz4_block.decompress(data, uncompressed_size=size)
         case 7:
             return _zstd_unpacker()
         case _:
             raise UnsupportedFormat(f"block compressed by method {method}")
-
-
-def _snappy_unpacker() -> Unpacker:
-    import pyarrow as pa
-
-    decompress = pa.Codec("snappy").decompress
-
-    def unpack(stored: Readable, size: int) -> Readable:
-        try:
-            block: bytes = decompress(stored, size, asbytes=True)
-        except OSError as error:
-            raise DamagedBytes(f"snappy block: {error}") from error
-        return block
-
-    return unpack
-
-
-def _lz4_unpacker() -> Unpacker:
-    import lz4.block
-
-    def unpack(stored: Readable, size: int) -> Readable:
-        try:
-            block: bytes = lz4.block.decompress(stored, uncompressed_size=size)
-        except lz4.block.LZ4BlockError as error:
-            raise DamagedBytes(f"lz4 block: {error}") from error
-        return block
-
-    return unpack
 
 
 def _zstd_unpacker() -> Unpacker:
@@ -169,28 +138,10 @@ def _zstd_unpacker() -> Unpacker:
     decompress = zstandard.ZstdDecompressor().decompress
 
     def unpack(stored: Readable, size: int) -> Readable:
-        try:
-            # The size in the frame's own header decides what the library allocates.
-            framed = zstandard.frame_content_size(stored)
-            if framed not in {size, -1}:
-                raise DamagedBytes(f"zstd frame of {framed} bytes in a block of {size}")
-            return decompress(stored, max_output_size=size, allow_extra_data=False)
-        except zstandard.ZstdError as error:
-            raise DamagedBytes(f"zstd block: {error}") from error
+        # The size in the frame's own header decides what the library allocates.
+        framed = zstandard.frame_content_size(stored)
+        if framed not in {size, -1}:
+            raise DamagedBytes(f"zstd frame of {framed} bytes in a block of {size}")
+        return decompress(stored, max_output_size=size, allow_extra_data=False)
 
-    return unpack
-
-
-def _unpack_zlib(stored: Readable, size: int) -> Readable:
-    try:
-        stream = zlib.decompressobj(-zlib.MAX_WBITS)
-        return stream.decompress(stored, size + 1)
-    except zlib.error as error:
-        raise DamagedBytes(f"zlib block: {error}") from error
-
-
-def _unpack_bzip2(stored: Readable, size: int) -> Readable:
-    try:
-        return bz2.BZ2Decompressor().decompress(stored, size + 1)
-    except (OSError, EOFError) as error:
-        raise DamagedBytes(f"bzip2 block: {error}") from error
+    return "zstd", zstandard.ZstdError, unpack

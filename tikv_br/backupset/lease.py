@@ -225,30 +225,27 @@ class PathLease:
 
     def _renew(self) -> None:
         with self._renewing:
-            self._create_next()
-
-    def _create_next(self) -> None:
-        began, number = time.monotonic(), self._number + 1
-        if began > self._held_until:  # this process or its machine was asleep: another may hold the path
-            self._mark_expired()
-            return
-        lease = replace(self._lease, expires_ms=_expiry(self._ttl))
-        if not create_once(self._store, layout.lease_name(number), records.dump(lease)):
-            lease = read_number(self._store, number)
-            if lease.token != self._lease.token:  # else the answer to an earlier renewal got lost
-                self._set_lost(
-                    "it was broken by `tikv-br unlock`" if not lease.expires_ms else f"it was taken over by {lease}"
-                )
+            began, number = time.monotonic(), self._number + 1
+            if began > self._held_until:  # this process or its machine was asleep: another may hold the path
+                self._mark_expired()
                 return
-        if not self._is_there():  # another run held the path in between, and has released it
-            self._store.delete(layout.lease_name(number))
-            self._set_lost("another run took it over and has ended since")
-            return
-        self._number, self._lease = number, lease
-        self._held_until = began + self._ttl
-        self._failure = None
-        if number > KEPT:
-            self._store.delete(layout.lease_name(number - KEPT))
+            lease = replace(self._lease, expires_ms=_expiry(self._ttl))
+            if not create_once(self._store, layout.lease_name(number), records.dump(lease)):
+                lease = read_number(self._store, number)
+                if lease.token != self._lease.token:  # else the answer to an earlier renewal got lost
+                    self._set_lost(
+                        "it was broken by `tikv-br unlock`" if not lease.expires_ms else f"it was taken over by {lease}"
+                    )
+                    return
+            if not self._is_there():  # another run held the path in between, and has released it
+                self._store.delete(layout.lease_name(number))
+                self._set_lost("another run took it over and has ended since")
+                return
+            self._number, self._lease = number, lease
+            self._held_until = began + self._ttl
+            self._failure = None
+            if number > KEPT:
+                self._store.delete(layout.lease_name(number - KEPT))
 
     def _is_there(self) -> bool:
         """Return whether our last number is unchanged: after another run has released the path, numbers start again at 1."""

@@ -124,15 +124,13 @@ def stage_steps(*, dry_run: bool) -> list[Step[StageContext]]:
         FunctionStep("connect", steps.connect),
         FunctionStep("check the cluster", check_cluster),
     ]
-    read: list[Step[StageContext]] = [
-        FunctionStep("open the input", open_input),
-    ]
+    open_step = FunctionStep("open the input", open_input)
     if dry_run:
-        return [*checks, *read, FunctionStep("sort and count", write_files)]
+        return [*checks, open_step, FunctionStep("sort and count", write_files)]
     return [
         *checks,
         FunctionStep("check the storage", path.check_storage),
-        *read,
+        open_step,
         FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
         FunctionStep("record the run", path.record_run),
         FunctionStep("sort and write", write_files),
@@ -221,13 +219,8 @@ def sort_rows(context: StageContext) -> None:
 def write_files(context: StageContext) -> None:
     """Sort the rows and write the files; a dry run only counts."""
     context.now = context.cluster.clock.now()
-    job = PartitionJob(
-        context.options,
-        context.conversion,
-        context.source_ranges[0],
-        context.now,
-        dry_run=context.options.dry_run,
-    )
+    options, now = context.options, context.now
+    job = PartitionJob(options, context.conversion, context.source_ranges[0], now, dry_run=options.dry_run)
     sort_rows(context)
     context.results = context.run_partitions(partial(write_partition, job))
 
@@ -237,8 +230,9 @@ def check_rows(context: StageContext) -> None:
     stage = context.stage
     bad = context.problems.total()
     if bad and not stage.bad_rows:
+        problems = ", ".join(f"{count:,} with {problem}" for problem, count in sorted(context.problems.items()))
         raise UsageError(
-            f"the input has {counted(bad, 'row')} that cannot be loaded: {show_problems(context.problems)}",
+            f"the input has {counted(bad, 'row')} that cannot be loaded: {problems}",
             hint="Correct the input, or pass --bad-rows DIR to write these rows there and load the others.",
         )
     if context.duplicates and not stage.input.order_column:
@@ -253,8 +247,3 @@ def check_rows(context: StageContext) -> None:
         folder = f"{stage.bad_rows.rstrip('/')}/{stage.identity(context.options.cluster)}"
         write_bad_rows(context.frame, stage.input, folder)
         context.reporter(Notice(f"{counted(bad, 'row')} cannot be loaded, see {folder}"))
-
-
-def show_problems(problems: Counter[str]) -> str:
-    """Counts by problem, for people."""
-    return ", ".join(f"{count:,} with {problem}" for problem, count in sorted(problems.items()))

@@ -25,17 +25,7 @@ if TYPE_CHECKING:
     from tikv_br.incremental.group.store import GroupStore
 
 CAPTURE_COLUMNS = ("id", "owner", "sub-spans", "started", "version", "status page")
-PROCESSOR_COLUMNS = (
-    "changefeed",
-    "sub-span",
-    "capture",
-    "checkpoint",
-    "regions",
-    "events/s",
-    "sorter",
-    "from",
-    "error",
-)
+SPAN_COLUMNS = ("changefeed", "sub-span", "capture", "checkpoint", "regions", "events/s", "sorter", "from", "error")
 SHORTEST_LEASE = 2.0
 
 
@@ -96,17 +86,15 @@ def start_capture(flags: CaptureFlags) -> None:
         raise UsageError(f"--lease {flags.lease:g}s is out of range: pass {SHORTEST_LEASE:g}s to {MAX_LEASE_SECONDS}s")
     scratch = scratch_folder(flags.scratch_dir)
     flags.status.check()
-    from tikv_br.cluster.cluster import Cluster
-    from tikv_br.cluster.etcd import Etcd
     from tikv_br.cluster.versions import RAW
     from tikv_br.incremental.group.capture import Capture
     from tikv_br.incremental.group.worker import CaptureOptions
 
     options = CaptureOptions(scratch, lease=round(flags.lease), sink_tls=flags.sink_tls.tls(flags.cluster))
-    stop, etcd_config = threading.Event(), flags.etcd.etcd_config(flags.cluster)
-    with Cluster.connect(flags.cluster.config()) as source, Etcd.open(etcd_config) as etcd:
-        source.require(RAW)
-        joined = Capture(etcd, source, options)
+    stop = threading.Event()
+    with flags.group() as group:
+        group.cluster.require(RAW)
+        joined = Capture(group.store.etcd, group.cluster, options)
         with (
             signals_stop(stop, "Other captures take over its work.") as received,
             watching(flags.out, joined.statuses, flags.status) as page,
@@ -128,11 +116,9 @@ def list_captures(flags: GroupFlags) -> None:
         flags.out.result(
             "capture",
             {
-                "id": info.id,
+                **picked(info, "id", "address", "started_ms"),
                 "owner": owner,
                 "spans": tasks,
-                "address": info.address,
-                "started_ms": info.started_ms,
                 "tool_version": info.version,
             },
         )
@@ -153,7 +139,7 @@ def show_processors(out: Output, state: GroupState, changefeed_id: str = "") -> 
     """Write the sub-spans of one changefeed, or of all."""
     tasks = [state.tasks[each] for each in sorted(state.tasks) if changefeed_id in {"", each.changefeed}]
     rows = [_processor_row(out, task, state.progress.get(task.id), state) for task in tasks]
-    out.table(PROCESSOR_COLUMNS, rows, prose=("error",), drop=("sorter", "events/s", "regions"))
+    out.table(SPAN_COLUMNS, rows, prose=("error",), drop=("sorter", "events/s", "regions"))
 
 
 def _processor_row(out: Output, task: ChangefeedTask, progress: Progress | None, state: GroupState) -> tuple[str, ...]:

@@ -52,10 +52,7 @@ class Effective:
 
 class ConfigShowFlags(shared.CommandFlags):
     command: list[str] | None = argument(
-        None,
-        "[COMMAND] [FLAGS]",
-        "Command, with flags to try (default: all commands).",
-        autocompletion=complete_words,
+        None, "[COMMAND] [FLAGS]", "Command, with flags to try (default: all commands).", autocompletion=complete_words
     )
     origin: bool = flag(False, "Show where each value comes from.")
 

@@ -70,7 +70,7 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
     """
     with reporting("diff", flags.report) as draft:
         out, repair_delete = flags.out, flags.repair_delete
-        if flags.repair and not flags.yes and not _can_ask(out):
+        if flags.repair and not flags.yes and (out.is_json or not (sys.stdin.isatty() and sys.stderr.isatty())):
             raise UsageError("--repair needs a confirmation, and there is no terminal", hint="Pass --yes.")
         if repair_delete and not flags.repair:
             raise UsageError("--repair-delete needs --repair")
@@ -118,13 +118,8 @@ def _require_one_side(other: str, storage: str) -> None:
     if bool(other) == bool(storage):
         problem = "too much" if other else "nothing"
         raise UsageError(
-            f"{problem} to compare with",
-            hint="Pass --pd A --other-pd B for two clusters, or --pd B URL for a backup.",
+            f"{problem} to compare with", hint="Pass --pd A --other-pd B for two clusters, or --pd B URL for a backup."
         )
-
-
-def _can_ask(out: Output) -> bool:
-    return not out.is_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _ask(found: DiffSummary, *, delete: bool) -> bool:

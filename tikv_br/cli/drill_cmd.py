@@ -98,10 +98,10 @@ def show(flags: DrillShowFlags) -> None:
     out, home = flags.out, open_store(flags.s3.locate(_reports_url(flags.reports)))
     report = find_report(home, flags.drill_id)
     out.result("report", {"report": report}, _report_text(report, page_url(home.location, report["id"])))
-    rows = [
-        (goal["name"], _figure(goal["limit"], goal["unit"]), _figure(goal["value"], goal["unit"]), _met_text(goal))
-        for goal in report["goals"]
-    ]
+    rows = []
+    for goal in report["goals"]:
+        limit, value = (_figure(goal[name], goal["unit"]) for name in ("limit", "value"))
+        rows.append((goal["name"], limit, value, "" if goal["limit"] is None else "met" if goal["met"] else "missed"))
     out.table(("objective", "limit", "measured", ""), rows, prose=("objective",))
 
 
@@ -172,9 +172,3 @@ def _figure(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     return human_seconds(value) if unit == "s" else f"{value:,.0f}"
-
-
-def _met_text(goal: dict[str, object]) -> str:
-    if goal["limit"] is None:
-        return ""
-    return "met" if goal["met"] else "missed"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tikv_br.cli import kinds, shared
 from tikv_br.cli.check_cmd import NAGIOS, exit_as_plugin, unknown_in_one_line
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import Output, confirmation, human_seconds
+from tikv_br.cli.output import Output, confirmation, human_seconds, picked
 from tikv_br.cli.status_flags import ServerFlags
 from tikv_br.cli.sync_view import show_address, signals_stop
 from tikv_br.cluster.timestamps import physical_ms, show_time
@@ -138,13 +138,9 @@ def _show_round(
 def _fields(found: GcReport) -> dict[str, object]:
     holder = found.holder
     return {
-        "safe_point": found.safe_point,
+        **picked(found, "safe_point", "worker_safe_point", "worker_lag", "held_seconds", "held_since_ms"),
         "safe_point_lag": found.lag,
-        "worker_safe_point": found.worker_safe_point,
-        "worker_lag": found.worker_lag,
         "holder": "" if holder is None else holder.service,
-        "held_seconds": found.held_seconds,
-        "held_since_ms": found.held_since_ms,
     }
 
 
@@ -295,13 +291,6 @@ def release(flags: ReleaseFlags) -> None:
         confirmation("gc release", yes=flags.yes)(f"Remove {flags.service} ({owner})? {lost}")
         log.info("watching for %s that nobody renews %s", human_seconds(flags.watch), flags.service)
         release_unused(pd, found, flags.watch)
-    flags.out.result(
-        "gc_release",
-        {
-            "service": flags.service,
-            "service_kind": owner.kind.value,
-            "service_name": owner.name,
-            "safe_point": found.safe_point,
-        },
-        f"Removed the service safe point {flags.service} ({owner}).",
-    )
+    fields = {"service": flags.service, "service_kind": owner.kind.value, "service_name": owner.name}
+    text = f"Removed the service safe point {flags.service} ({owner})."
+    flags.out.result("gc_release", fields | {"safe_point": found.safe_point}, text)

@@ -12,13 +12,7 @@ from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output, human_bytes
 from tikv_br.cli.status_flags import SHORTEST_STATUS
-from tikv_br.cli.sync_options import (
-    MAX_BATCH_ROWS,
-    SCRATCH_DIR,
-    SINK_RATE,
-    SORTER_MEMORY,
-    scratch_folder,
-)
+from tikv_br.cli.sync_options import MAX_BATCH_ROWS, SCRATCH_DIR, SINK_RATE, SORTER_MEMORY, scratch_folder
 from tikv_br.cli.sync_view import repeated, signals_stop
 from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import UsageError
@@ -121,10 +115,7 @@ def replay_topic(flags: ReplayFlags) -> None:
         for each in running:
             _show(out, each.status())
 
-    with (
-        signals_stop(stop, RESUMES, lambda: bool(running)) as received,
-        repeated(flags.status_every, show),
-    ):
+    with signals_stop(stop, RESUMES, lambda: bool(running)) as received, repeated(flags.status_every, show):
         status = replay(options, stop, running.append)
     if status is not None:
         out.result("summary", asdict(status), f"Stopped: {describe(status)}")
@@ -205,11 +196,7 @@ def describe(status: ReplayStatus) -> str:
     else:
         applied = f"applied up to {show_ts(status.checkpoint_ts, age=False)} ({status.checkpoint_lag:.1f} s behind)"
     held = status.sorter_memory_bytes + status.sorter_disk_bytes
-    parts = [
-        applied,
-        f"{status.written:,} rows written",
-        f"{status.events_per_second:,.0f} events/s",
-    ]
+    parts = [applied, f"{status.written:,} rows written", f"{status.events_per_second:,.0f} events/s"]
     if held:
         parts.append(f"{human_bytes(held)} wait for a later resolved-ts")
     if status.repeats:

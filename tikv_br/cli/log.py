@@ -85,7 +85,8 @@ def configure(
     if settings.quiet and settings.file is None:
         handler.setLevel(logging.WARNING)
     if settings.level is not LogLevel.DEBUG:
-        handler.addFilter(_is_relevant)
+        # When a JVM ends, py4j logs what our own errors report.
+        handler.addFilter(lambda record: "/py4j/" not in record.pathname)
     handler.setFormatter(_JsonFormatter() if settings.form is LogForm.JSON else _TextFormatter())
     close()
     _Current.settings = settings
@@ -102,11 +103,6 @@ def _outages_on_stderr() -> logging.Handler:
     console.setFormatter(_TextFormatter())
     console.addFilter(lambda record: record.name == retry.__name__)
     return console
-
-
-def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return whether a record is relevant; py4j's when a JVM ends are not: failures of the JVM raise our own errors."""
-    return "/py4j/" not in record.pathname
 
 
 def reset() -> None:

@@ -12,7 +12,7 @@ import time
 from typing import Any, Self, TextIO
 
 from tikv_br.cli import log
-from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
+from tikv_br.cli.output import Output, human_bytes, human_seconds, picked, use_colour
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
 
 LINE_SECONDS, LASTING_SECONDS = 10.0, 1.0
@@ -127,7 +127,14 @@ class JsonProgress(ProgressDisplay):
             case Notice(message):
                 self._output.result("notice", {"message": message})
             case TasksProgress() if self._pace.due(event.fraction):
-                self._output.result("progress", _progress_fields(event))
+                fields = {
+                    **picked(event, "tasks_done", "tasks_total", "bytes_planned"),
+                    "fraction": round(event.fraction, 4),
+                    "bytes": event.bytes_done,
+                    "keys": event.keys_done,
+                    "seconds": round(event.seconds, 3),
+                }
+                self._output.result("progress", fields)
             case _:
                 pass
 
@@ -228,7 +235,10 @@ def _percent(event: TasksProgress) -> str:
 
 
 def _amounts(event: TasksProgress) -> str:
-    return f"{event.keys_done:,} {'key' if event.keys_done == 1 else 'keys'}, {_bytes(event)}"
+    keys, size = f"{event.keys_done:,} {'key' if event.keys_done == 1 else 'keys'}", human_bytes(event.bytes_done)
+    if event.fraction < 1 and event.bytes_planned > event.bytes_done:
+        size += f" of about {human_bytes(event.bytes_planned)}"
+    return f"{keys}, {size}, {_speed(event)}"
 
 
 def _brief(event: TasksProgress) -> str:
@@ -240,15 +250,6 @@ def _speed(event: TasksProgress) -> str:
     return f"{human_bytes(event.bytes_done / event.seconds if event.seconds > 0 else 0.0)}/s"
 
 
-def _bytes(event: TasksProgress) -> str:
-    planned = (
-        f" of about {human_bytes(event.bytes_planned)}"
-        if event.fraction < 1 and event.bytes_planned > event.bytes_done
-        else ""
-    )
-    return f"{human_bytes(event.bytes_done)}{planned}, {_speed(event)}"
-
-
 def _remaining_time(event: TasksProgress) -> str:
     """The estimate, once there is something to go by."""
     if not 0.01 <= event.fraction < 1 or event.seconds < 1:
@@ -258,15 +259,3 @@ def _remaining_time(event: TasksProgress) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds < 60 else human_seconds(seconds)
-
-
-def _progress_fields(event: TasksProgress) -> dict[str, object]:
-    return {
-        "fraction": round(event.fraction, 4),
-        "tasks_done": event.tasks_done,
-        "tasks_total": event.tasks_total,
-        "bytes": event.bytes_done,
-        "bytes_planned": event.bytes_planned,
-        "keys": event.keys_done,
-        "seconds": round(event.seconds, 3),
-    }

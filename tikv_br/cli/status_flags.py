@@ -18,9 +18,7 @@ SHORTEST_STATUS = 0.1
 
 class ServerFlags(Flags):
     status_addr: str = flag(
-        "",
-        "Serve /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
-        metavar="[HOST:]PORT",
+        "", "Serve /status, /healthz and /metrics at this address (default host: 127.0.0.1).", metavar="[HOST:]PORT"
     )
     status_key_file: str = flag(
         "",

@@ -23,9 +23,12 @@ PLAN_ROWS = 20
 
 def show_backup(out: Output, report: BackupReport) -> None:
     """Write the summary, and before it the plan of a dry run."""
-    if report.summary.dry_run:
+    summary = report.summary
+    text = listed(f"{summary.key_mode.title()} backup success summary", backup_figures(summary))
+    if summary.dry_run:
         _show_backup_plan(out, report.plan)
-    out.result("summary", asdict(report.summary), _backup_text(report.summary))
+        text = f"Nothing was written (dry run); engine {summary.engine} ({summary.engine_reason})"
+    out.result("summary", asdict(summary), text)
 
 
 def _show_backup_plan(out: Output, plan: list[Interval]) -> None:
@@ -49,12 +52,6 @@ def _show_backup_plan(out: Output, plan: list[Interval]) -> None:
 def _about(size: int, regions: int) -> str:
     """A size as PD knows it: in MiB, at least one for each region."""
     return f"{'at most ' if size <= regions << 20 else ''}{human_bytes(size)}"
-
-
-def _backup_text(summary: BackupSummary) -> str:
-    if summary.dry_run:
-        return f"Nothing was written (dry run); engine {summary.engine} ({summary.engine_reason})"
-    return listed(f"{summary.key_mode.title()} backup success summary", backup_figures(summary))
 
 
 def backup_figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str]]:

@@ -106,7 +106,12 @@ class Crypter:
             raise UsageError(f"--crypter.method must be one of {', '.join(METHODS)}, not {method!r}")
         if method == PLAINTEXT or not (method or key):
             return cls()
-        size = _key_size(key)
+        if not key:
+            raise UsageError("encryption is enabled, but no key was passed", hint="Pass --crypter.key-file.")
+        try:
+            size = len(bytes.fromhex(key.reveal()))
+        except ValueError:
+            raise UsageError("the encryption key is not hexadecimal", hint=_KEY_HINT) from None
         method = method or next((known for known, wanted in KEY_SIZES.items() if wanted == size), "")
         if not method:
             raise UsageError(f"the encryption key has {size} bytes: AES requires 16, 24 or 32", hint=_KEY_HINT)
@@ -150,12 +155,3 @@ def new_iv() -> bytes:
 
 
 _KEY_HINT = "Write it as 32, 48 or 64 hexadecimal digits, for instance from `openssl rand -hex 32`."
-
-
-def _key_size(key: SecretText) -> int:
-    if not key:
-        raise UsageError("encryption is enabled, but no key was passed", hint="Pass --crypter.key-file.")
-    try:
-        return len(bytes.fromhex(key.reveal()))
-    except ValueError:
-        raise UsageError("the encryption key is not hexadecimal", hint=_KEY_HINT) from None

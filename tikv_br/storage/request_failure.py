@@ -105,7 +105,9 @@ def failure_of(error: Exception) -> RequestFailure:
     return RequestFailure(
         int(status[1]) if status else 0,
         _element(body, "Code"),
-        _message(_element(body, "Message")),
+        _element(body, "Message")
+        .partition("\\nRequestId:")[0]
+        .strip(),  # Azure adds the id of the request, and the time
         _element(body, "Region"),
         text,
     )
@@ -114,11 +116,6 @@ def failure_of(error: Exception) -> RequestFailure:
 def server_message(failure: RequestFailure) -> str:
     """Status, code and message of the server in one clause."""
     return ", ".join(filter(None, (f"HTTP {failure.status} {failure.code}".strip(), failure.message)))
-
-
-def _message(text: str) -> str:
-    """The server's message without the lines that Azure adds: the id of the request, and the time."""
-    return text.partition("\\nRequestId:")[0].strip()
 
 
 def _element(text: str, name: str) -> str:

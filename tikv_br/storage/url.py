@@ -137,7 +137,8 @@ def parse(url: str, flags: CloudFlags | None = None) -> StorageLocation:
         )
     if re.search(r"[\x00-\x1f\x7f]", url):
         raise UsageError("the storage URL contains a control character")
-    _check_text(url)
+    if any("\ud800" <= sign <= "\udfff" for sign in url):  # bytes of an argument that are no text
+        raise UsageError(NO_TEXT, hint="Rename the directory, or pass a symbolic link to it.")
     if url.startswith("/"):
         return _local(url)
     parts = _split(url)
@@ -176,12 +177,6 @@ def _split(url: str) -> SplitResult:
     if parts.fragment:
         raise UsageError("the storage URL contains a '#'", hint="Write it as %23.")
     return parts
-
-
-def _check_text(url: str) -> None:
-    """Bytes of an argument that are no text come as lone surrogates, which no request or record can carry."""
-    if any("\ud800" <= sign <= "\udfff" for sign in url):
-        raise UsageError(NO_TEXT, hint="Rename the directory, or pass a symbolic link to it.")
 
 
 def _local_url(parts: SplitResult) -> StorageLocation:
