@@ -18,6 +18,7 @@ from tikv_br.drill.history import backup_path
 from tikv_br.drill.ledger import Creation, EntryKind
 from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import BackupNotFound, ProbesFailed, UsageError
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.progress_events import Notice
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -70,10 +71,11 @@ def select_newest(context: DrillContext) -> None:
 
 
 def newest_of_scope(context: DrillContext) -> list[IndexEntry]:
-    """The newest backup of the folder's index and those that it replaces, the newest first. Raises `BackupNotFound`."""
-    entries = [each.entry for each in _index(context).read() if not each.removing]
+    """The newest backup of RawKV in the folder's index and those that it replaces, the newest first. Raises `BackupNotFound`."""
+    listed = _index(context).read()
+    entries = [each.entry for each in listed if not each.removing and each.entry.key_mode is KeyMode.RAW]
     if not entries:
-        raise BackupNotFound(f"the index at {context.options.backups} lists no backup")
+        raise BackupNotFound(f"the index at {context.options.backups} lists no backup of RawKV data")
     newest = entries[0]
     if len({each.scope for each in entries}) > 1:
         context.recorder(Notice(f"the folder has backups of several clusters or ranges; the newest is {newest.path}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,20 @@ import pytest
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.live_txn_backups import back_up, codec_of, delete_range, hard_txn_rows, split_between, write_rows
 from tests.support.live_txns import Txns
+from tikv_br.backup.txn import backup_txn
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.index import Index
+from tikv_br.backupset.rows import find_value
 from tikv_br.compare.files import FilePart
 from tikv_br.compare.txn import TxnComparison
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import BackupDamaged, ChecksumMismatch
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.rewrite import Rewrite
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import StorageLocation
+from tikv_br.storage.url import StorageLocation, parse
 from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
 
@@ -73,6 +78,40 @@ def test_equal_rows_and_every_difference(live: LiveCluster, location: StorageLoc
         write_rows(live, {key: ROWS.get(key) for key in change})
     delete_range(live)
     assert len(differences(live, location)) == len([pair for pair in backup.pairs if pair.sums.total_kvs])
+
+
+def test_backups_by_tikv_br(live: LiveCluster, tmp_path: Path) -> None:
+    """Every level passes, the index has the backup, each row is found; of a cluster rows that no file covers are found, too."""
+    codec = codec_of(live)
+    location = parse(f"local://{tmp_path / 'root' / 'ours'}")
+    keyspaces = ("0",) if codec.is_v2 else ()
+    done = backup_txn(
+        BackupOptions(
+            cluster=live.config,
+            storage=location,
+            key_mode=KeyMode.TXN,
+            engine="auto",
+            keyspaces=keyspaces,
+            ranges=(KeyRange(b"aa", b"ab"), KeyRange(b"row", b"rox")),
+            allow_empty=True,
+            executor="driver",
+        )
+    )
+    rows = {key: value for key, value in ROWS.items() if key.startswith(b"row")}
+    assert done.summary.total_kvs == len(rows)
+    for level in Level:
+        summary = verify(replace(options(live, location), level=level))
+        assert summary.rows_checked == (len(rows) if level in {Level.DATA, Level.RESTORE} else 0)
+    backup = BackupSet.open(open_store(location), KeyMode.TXN)
+    for key, value in rows.items():
+        found = find_value(backup, key)
+        assert found is not None
+        assert found.stored.value == value
+    (listed,) = Index(open_store(parse(f"local://{tmp_path / 'root'}"))).read()
+    assert (listed.entry.key_mode, listed.entry.total_kvs) == (KeyMode.TXN, len(rows))
+    write_rows(live, {b"aa, not there before": b""})
+    (found_row,) = differences(live, location)
+    assert found_row.cause.startswith("the cluster holds 1 rows in")
 
 
 def test_a_missing_file_of_values(live: LiveCluster, location: StorageLocation) -> None:
