@@ -36,6 +36,7 @@ BACKUP = (
     "cat",
     "verify",
     "restore raw",
+    "restore txn",
     "diff",
     "export raw",
 )

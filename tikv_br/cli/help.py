@@ -24,7 +24,7 @@ _PANEL_OF = {
     "Spark": "executor spark-*",
     "Output": "output config log-level log-file log-format quiet report nagios origin help",
     "What": "start end range prefix all format key-format value-format keyspace to-keyspace rewrite-prefix before since until "
-    "from from-backup from-backup-ts start-ts base backup scenario level subset seed view limit keep-* input "
+    "from from-backup from-backup-ts start-ts base backup scenario level subset seed view limit keep-[!t]* input "
     "input-* key-column value-column ttl-column order-column full-backup-storage count value-size ttl with-ttl encoding "
     "exact keys within file-format include-foreign restores",
     "Where": "storage pd other-* sink target target-* work-storage staging log log-id id state state-dir etcd etcd-* reports dir "

@@ -1,8 +1,10 @@
-"""``tikv-br restore raw`` and, for short, ``tikv-br restore``."""
+"""``tikv-br restore``, for short also of ``tikv-br restore raw``."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
     from tikv_br.point_in_time import PointOptions
     from tikv_br.progress_events import Reporter
+    from tikv_br.report.draft import Draft
     from tikv_br.restore.options import RestoreOptions
     from tikv_br.restore.run import RestoreSummary
     from tikv_br.storage.url import StorageLocation
@@ -59,16 +62,7 @@ class RestoreFlags(backup_flags.BackupFlags):
         "Restore only keys with the prefix OLD, and replace it with NEW. Both are written as --key-format says.",
         metavar="OLD=NEW",
     )
-    mode: Literal["ingest", "put"] = flag(
-        "ingest",
-        "ingest: stores ingest whole files. put: rows are written by RawBatchPut, as a client does, with new timestamps.",
-    )
     via: Literal["auto", "stores", "upload"] = shared.VIA()
-    restamp: Literal["auto", "always", "never"] = flag(
-        "auto",
-        "Give ingested rows a new timestamp, so that newer tombstones in the target do not hide them (API V2). auto: if the backup "
-        "comes from the target cluster, rows are newer than the target's TSO, or tombstones hide rows. Plain --restamp: always.",
-    )
     concurrency: int = flag(16, "Maximum number of concurrent files.", shared=True, limits=(1, kinds.MAX_CONCURRENCY))
     region_bytes: int = flag(
         "96MiB",
@@ -93,7 +87,6 @@ class RestoreFlags(backup_flags.BackupFlags):
         command_line=True,
     )
     allow_empty: bool = shared.ALLOW_EMPTY()
-    allow_followers: bool = shared.ALLOW_FOLLOWERS()
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
     spark: shared.SparkFlags
@@ -106,13 +99,35 @@ class RestoreFlags(backup_flags.BackupFlags):
     report: str = shared.REPORT()
 
 
-class RawRestoreFlags(RestoreFlags, backup_flags.ChosenBackupFlags):
+class RawDataFlags(RestoreFlags):
+    mode: Literal["ingest", "put"] = flag(
+        "ingest",
+        "ingest: stores ingest whole files. put: rows are written by RawBatchPut, as a client does, with new timestamps.",
+    )
+    restamp: Literal["auto", "always", "never"] = flag(
+        "auto",
+        "Give ingested rows a new timestamp, so that newer tombstones in the target do not hide them (API V2). auto: if the backup "
+        "comes from the target cluster, rows are newer than the target's TSO, or tombstones hide rows. Plain --restamp: always.",
+    )
+    allow_followers: bool = shared.ALLOW_FOLLOWERS()
+
+
+class RawRestoreFlags(RawDataFlags, backup_flags.ChosenBackupFlags):
     storage: str = backup_flags.CHOSEN_STORAGE()
     point: PointFlags
     source: LogSourceFlags
 
 
-class PointRestoreFlags(RestoreFlags):
+class TxnRestoreFlags(RestoreFlags, backup_flags.ChosenBackupFlags):
+    storage: str = backup_flags.CHOSEN_STORAGE()
+    keep_timestamps: bool = flag(
+        False,
+        "Keep the rows' own timestamps instead of giving them a new one. Newer deletes in the target hide such rows, so that the "
+        "restore fails at the end unless the range was never written or deleted physically.",
+    )
+
+
+class PointRestoreFlags(RawDataFlags):
     chosen: str = backup_flags.chosen_backup("--full-backup-storage")
     storage: str = backup_flags.storage(f"URL of the log archive: {backup_flags.URLS}")
     log_id: str = LOG_ID()
@@ -147,47 +162,80 @@ def restore_point(flags: PointRestoreFlags, context: typer.Context) -> None:
     _restore("restore point", flags, backup, flags.point, log)
 
 
+@command("restore txn", example="s3://backups/metadata --pd 10.0.1.1:2379")
+def restore_txn(flags: TxnRestoreFlags, context: typer.Context) -> None:
+    """Restore a backup of transactional data and verify the result. Reads backups of tikv-br and BR. Stop all clients before."""
+    with reporting("restore txn", flags.report) as draft:
+        from tikv_br.formats.keys.codec import KeyMode
+        from tikv_br.restore.options import Restamp
+        from tikv_br.restore.run import restore
+
+        restamp = Restamp.NEVER if flags.keep_timestamps else Restamp.ALWAYS
+        options = _options("restore txn", flags, flags.choose(context), key_mode=KeyMode.TXN, restamp=restamp)
+        with _listening(draft, flags, options) as listener:
+            summary = restore(options, listener, partial(show_restore_plan, flags.out))
+        _done(draft, summary)
+    show_restore(flags.out, summary)
+
+
 def _restore(
-    name: str, flags: RestoreFlags, storage: StorageLocation, point: PointFlags, log: LogSource | None
+    name: str, flags: RawDataFlags, storage: StorageLocation, point: PointFlags, log: LogSource | None
 ) -> None:
     with reporting(name, flags.report) as draft:
         if flags.mode == "put":
             _check_put(flags)
-        span = flags.range.key_range()
-        from tikv_br.restore.inspect import FileCheck
-        from tikv_br.restore.options import Mode, Restamp, RestoreOptions, Via
-        from tikv_br.tasks.executor import ExecutorOptions
+        from tikv_br.restore.options import Mode, Restamp
 
-        draft.place, draft.cluster = storage, ",".join(flags.cluster.pd)
-        options = flags.fill(
-            RestoreOptions,
-            cluster=flags.cluster.config(),
-            storage=storage,
-            span=span,
-            rewrite_prefix=_parse_rewrite(flags.rewrite_prefix, flags.range.form),
-            mode=Mode(flags.mode),
-            via=Via(flags.via),
-            restamp=Restamp(flags.restamp),
-            file_check=FileCheck(flags.file_check),
-            state=flags.storage_flags.locate(flags.state) if flags.state else None,
-            command=name,
-            executor=ExecutorOptions(
-                flags.spark.executor, flags.spark.spark_master, flags.concurrency, flags.spark.spark_settings()
-            ),
-        )
-        with progress_display(flags.out) as display:
-            listener = draft.listen(display)
-            flags.range.notice(listener)
-            prefixes = [("--rewrite-prefix", each) for each in flags.rewrite_prefix.split("=")]
-            key_flags.notice_ambiguous(listener, flags.range.key_format, prefixes)
+        options = _options(name, flags, storage, mode=Mode(flags.mode), restamp=Restamp(flags.restamp))
+        with _listening(draft, flags, options) as listener:
             summary, point_figures = _run(
                 options, point.options(options, log, flags.storage_flags), flags.out, listener
             )
         if summary is None:
             return
-        draft.done(asdict(summary), [*point_figures, *restore_figures(summary, age=False)])
-        draft.keys = summary.total_kvs if summary.verified else 0
+        _done(draft, summary, point_figures)
     show_restore(flags.out, summary)
+
+
+def _options(name: str, flags: RestoreFlags, storage: StorageLocation, **others: object) -> RestoreOptions:
+    """The options of the flags that all commands have, and ``others``."""
+    span = flags.range.key_range()
+    from tikv_br.restore.inspect import FileCheck
+    from tikv_br.restore.options import RestoreOptions, Via
+    from tikv_br.tasks.executor import ExecutorOptions
+
+    return flags.fill(
+        RestoreOptions,
+        cluster=flags.cluster.config(),
+        storage=storage,
+        span=span,
+        rewrite_prefix=_parse_rewrite(flags.rewrite_prefix, flags.range.form),
+        via=Via(flags.via),
+        file_check=FileCheck(flags.file_check),
+        state=flags.storage_flags.locate(flags.state) if flags.state else None,
+        command=name,
+        executor=ExecutorOptions(
+            flags.spark.executor, flags.spark.spark_master, flags.concurrency, flags.spark.spark_settings()
+        ),
+        **others,
+    )
+
+
+@contextlib.contextmanager
+def _listening(draft: Draft, flags: RestoreFlags, options: RestoreOptions) -> Iterator[Reporter]:
+    """Show progress, and notices about keys of the flags."""
+    draft.place, draft.cluster = options.storage, ",".join(flags.cluster.pd)
+    with progress_display(flags.out) as display:
+        listener = draft.listen(display)
+        flags.range.notice(listener)
+        prefixes = [("--rewrite-prefix", each) for each in flags.rewrite_prefix.split("=")]
+        key_flags.notice_ambiguous(listener, flags.range.key_format, prefixes)
+        yield listener
+
+
+def _done(draft: Draft, summary: RestoreSummary, more: Sequence[tuple[str, str]] = ()) -> None:
+    draft.done(asdict(summary), [*more, *restore_figures(summary, age=False)])
+    draft.keys = summary.total_kvs if summary.verified else 0
 
 
 def _run(
@@ -206,7 +254,7 @@ def _run(
     return done.restored, point_figures(done, age=False)
 
 
-def _check_put(flags: RestoreFlags) -> None:
+def _check_put(flags: RawDataFlags) -> None:
     for given, name, reason in (
         (flags.rate_limit, "--ratelimit", "it limits the downloads of stores"),
         (flags.import_mode, "--import-mode", "no store ingests files"),

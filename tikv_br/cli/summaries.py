@@ -100,7 +100,7 @@ def _ranges(summary: BackupSummary) -> str:
 
 def show_restore(out: Output, summary: RestoreSummary) -> None:
     """Write the summary of a restore, or of its dry run."""
-    title = "Raw restore plan (dry run)" if summary.dry_run else "Raw restore success summary"
+    title = f"{summary.key_mode.title()} restore {'plan (dry run)' if summary.dry_run else 'success summary'}"
     out.result("summary", asdict(summary), listed(title, restore_figures(summary)))
 
 

@@ -93,5 +93,5 @@ class RestoreOptions:
     """Seconds to wait for another restore of the same backup into the same cluster."""
     dry_run: bool = field(default=False, metadata=MAY_CHANGE)
     key_mode: KeyMode = field(default=KeyMode.RAW, metadata=MAY_CHANGE)
-    """Mode of the data; of the options above, transactional data do not know `Mode.PUT`, `rewrite_prefix` and `allow_followers`."""
+    """Mode of the data. Transactional data are always ingested."""
     executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"), metadata=MAY_CHANGE)

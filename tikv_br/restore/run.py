@@ -53,6 +53,8 @@ class RestoreSummary:
     api_version: str
     dst_api_version: str
     engine: str
+    key_mode: str
+    """``raw`` or ``txn``."""
     files: int
     resumed_files: int
     """Files that an unfinished restore had completely restored."""
@@ -111,6 +113,7 @@ def restore(
         api_version=source.label,
         dst_api_version=context.backup.api_version.label,
         engine=options.mode.value,
+        key_mode=options.key_mode.value,
         files=context.file_count,
         resumed_files=context.resumed_files,
         regions=context.done.regions,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from tikv_br.cluster import versions
 from tikv_br.cluster.locks import LockResolver
+from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import seconds_between, show_ts
 from tikv_br.errors import (
     ApiVersionMismatch,
     BackupUnsupported,
     ChecksumMismatch,
     TargetNotEmpty,
+    TikvBrError,
     TimestampAheadOfTso,
     UsageError,
 )
@@ -26,6 +30,9 @@ from tikv_br.restore.target import comparison_of, gaps_of
 from tikv_br.restore.transfer import split, while_locked
 from tikv_br.steps import FunctionStep
 
+_TICDC = "ticdc"
+log = logging.getLogger(__name__)
+
 
 def txn_restore_steps(options: RestoreOptions) -> list[RestoreStep]:
     """The runbook of transactional data. A dry run ends before the first change."""
@@ -37,6 +44,7 @@ def txn_restore_steps(options: RestoreOptions) -> list[RestoreStep]:
         ),
         FunctionStep("check pairs of files", check_pairs),
         FunctionStep("check timestamps", choose_timestamp),
+        FunctionStep("check for followers", report_followers),
     ]
     changes = [
         FunctionStep(FIRST_CHANGE, while_locked(save_checkpoint)),
@@ -52,9 +60,11 @@ def check_fit(context: RestoreContext) -> None:
     """Refuse clusters without transactions, and those that cannot rewrite keys or many rows."""
     if context.info.api_version is ApiVersion.V1TTL:
         raise ApiVersionMismatch("the cluster runs API v1ttl, which has no transactions")
-    options, is_moved = context.options, context.info.api_version is not context.backup.api_version
+    options = context.options
+    is_other_version = context.info.api_version is not context.backup.api_version
     context.cluster.require(versions.WRITES)
-    if (is_moved or options.to_keyspace) and context.via is not Via.UPLOAD:
+    is_moved = is_other_version or options.to_keyspace or options.rewrite_prefix != (b"", b"")
+    if is_moved and context.via is not Via.UPLOAD:
         context.cluster.require(versions.TXN_REWRITE)
     if not options.checksum and options.restamp is Restamp.NEVER:
         raise UsageError(
@@ -105,6 +115,21 @@ def choose_timestamp(context: RestoreContext) -> None:
     elif (ts := context.backup.backup_ts) > now:
         raise TimestampAheadOfTso(
             f"the backup has rows up to ts {ts}, {seconds_between(now, ts):.1f} s ahead of the target's TSO"
+        )
+
+
+def report_followers(context: RestoreContext) -> None:
+    """Report replications of the cluster, which do not get the rows. Nothing announces an ingest of transactional data to them."""
+    try:
+        now = context.cluster.pd.tso() >> 18
+        services = gc_status(context.cluster.pd_http).services
+    except TikvBrError as error:  # it is only a notice
+        log.debug("cannot look for followers: %s", error.message)
+        return
+    found = [each.service for each in services if each.service.startswith(_TICDC) and each.expires * 1000 > now]
+    if found:
+        context.reporter(
+            Notice(f"restored rows reach no change feed; TiCDC, with these safe points, gets none: {', '.join(found)}")
         )
 
 

@@ -11,6 +11,7 @@ CALLS: dict[CommandPath, str] = {
     ("backup", "raw"): "-s {new} --pd {pd} --executor driver --safe-interval 0s",
     ("backup", "txn"): "-s {home}-txn --pd {pd} --executor driver",
     ("restore", "raw"): "-s {sound} --pd {target} --executor driver --allow-overwrite",
+    ("restore", "txn"): "-s {txn} --pd {target} --executor driver",
     ("backup", "raw", "--base"): "{sound} -s {increment} --pd {pd} --executor driver --safe-interval 0s",
     ("backup", "merge"): "--base {sound} --log {log} -s {merged} --executor driver",
     (
@@ -101,6 +102,7 @@ NEEDS_STORES = (
     ("restore", "raw"),
     ("restore", "raw", "--log"),
     ("restore", "point"),
+    ("restore", "txn"),
     ("load", "raw"),
     ("diff",),
     ("export", "raw"),

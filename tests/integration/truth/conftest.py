@@ -23,6 +23,7 @@ import pytest
 from tests.integration.truth.calls import CALLS
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_txn_backups import back_up, delete_range, write_rows
 from tests.support.waiting import eventually
 from tikv_br import errors
 from tikv_br.archive.log import LogArchive
@@ -189,7 +190,7 @@ def _fill(world: World) -> None:
         **places,
         "table": str(table),
         "staging": str(world.folder / "staging"),
-        **{name: str(world.folder / name) for name in ("log", "state", "scratch", "home", "dir")},
+        **{name: str(world.folder / name) for name in ("log", "state", "scratch", "home", "dir", "txn")},
         "folder": str(world.folder / "backups"),
         "pd": world.source.pd,
         "target": world.target.pd,
@@ -205,6 +206,9 @@ def _fill(world: World) -> None:
     for name in ("scratch", "home"):
         Path(world.names[name]).mkdir()
     assert world.call(("backup", "raw"), new=places["sound"]).code == 0
+    write_rows(world.source, {b"txn": b"of a transaction"})
+    back_up(world.source, Path(world.names["txn"]))
+    delete_range(world.source)
     shutil.copytree(places["sound"], places["damaged"])
     victim = next(Path(places["damaged"]).rglob("*.sst"))
     data = bytearray(victim.read_bytes())

@@ -20,7 +20,12 @@ CHECK: CommandPath = ("check",)
 """Reports whatever is wrong as a failed probe; a drill begins with the same probes."""
 DRILL: CommandPath = ("drill", "run")
 NOT_DRILL = tuple(path for path in CALLS if path != DRILL)
-RESTORES: tuple[CommandPath, ...] = (("restore", "raw"), ("restore", "raw", "--log"), ("restore", "point"))
+RESTORES: tuple[CommandPath, ...] = (
+    ("restore", "raw"),
+    ("restore", "raw", "--log"),
+    ("restore", "point"),
+    ("restore", "txn"),
+)
 NEEDS_V2: tuple[CommandPath, ...] = (
     ("sync",),
     ("changefeed", "create"),
@@ -90,7 +95,7 @@ def refusing() -> Iterator[str]:
             thread.join()
 
 
-PLACES = ("new", "exported", "increment", "merged", "sound", "log", "begun", "folder", "home")
+PLACES = ("new", "exported", "increment", "merged", "sound", "txn", "log", "begun", "folder", "home")
 FAULTS = (
     Fault(
         "PD is away",
@@ -118,7 +123,7 @@ FAULTS = (
     Fault(
         "storage is missing",
         31,
-        lambda world: dict.fromkeys(("sound", "log", "folder", "begun"), world.names["nothing"]),
+        lambda world: dict.fromkeys(("sound", "txn", "log", "folder", "begun"), world.names["nothing"]),
         only=NOT_DRILL,
         # What is not there needs no clean-up and holds no lock.
         others=dict.fromkeys([("abort",), ("unlock",)], 0),

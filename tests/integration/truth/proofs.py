@@ -15,6 +15,7 @@ import pytest
 from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.truth.conftest import ROWS, Ended, World, tikv_br
 from tests.support.live_cluster import contents
+from tests.support.live_txn_backups import delete_range, read_rows
 from tests.support.live_txns import Txns, prefix_of
 from tikv_br.backupset import run_record
 from tikv_br.backupset.lease_record import Lease, LeaseOwner
@@ -48,6 +49,13 @@ def transactions_backed_up(world: World, ended: Ended) -> bool:
     place = Path(f"{world.names['home']}-txn")
     (key,) = rocksdb_rows(place, world.folder / "scratch")
     return key.startswith(b"z" + encode(b"x\0\0\0txn")) and ended.last["total_kvs"] == 1
+
+
+def transactions_restored(world: World, ended: Ended) -> bool:
+    """A reader of the target finds the one row; the next restore finds it empty."""
+    rows = read_rows(world.target)
+    delete_range(world.target)
+    return set(rows) == {b"txn"} and ended.last["verified"] is True
 
 
 def listed(_world: World, ended: Ended) -> set[str]:
@@ -165,6 +173,7 @@ PROOFS: dict[CommandPath, Proof] = {
     ("backup", "raw"): backed_up,
     ("backup", "txn"): transactions_backed_up,
     ("restore", "raw"): restored,
+    ("restore", "txn"): transactions_restored,
     ("restore", "raw", "--log"): restored,
     ("restore", "point"): restored,
     ("load", "raw"): lambda world, ended: (

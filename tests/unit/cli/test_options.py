@@ -30,7 +30,7 @@ from tikv_br.cli.kinds import RATE, SIZE, TIME, parse_duration, parse_rate_limit
 from tikv_br.cli.load_cmd import BulkLoadFlags
 from tikv_br.cli.log_cmd import LogCompactFlags
 from tikv_br.cli.main import app
-from tikv_br.cli.restore_cmd import RawRestoreFlags
+from tikv_br.cli.restore_cmd import RawRestoreFlags, TxnRestoreFlags
 from tikv_br.cli.verify_cmd import VerifyFlags
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.options import DiffOptions
@@ -236,6 +236,11 @@ FILLED = {
             RawRestoreFlags,
             RestoreOptions,
             {"cluster", "command", "key_mode"},
+        ),
+        (
+            TxnRestoreFlags,
+            RestoreOptions,
+            {"cluster", "command", "key_mode", "mode", "restamp", "allow_followers"},
         ),
         (VerifyFlags, VerifyOptions, {"cluster"}),
         (DiffFlags, DiffOptions, {"a", "b", "span"}),

@@ -8,8 +8,11 @@ from urllib.parse import quote
 
 import pytest
 
+from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2
 from tikv_br.cluster.region_errors import RegionErrorSeen
+from tikv_br.cluster.regions import Peer, Region
+from tikv_br.compare.files import FilePart
 from tikv_br.errors import (
     BackupDamaged,
     ClusterUnreachable,
@@ -17,6 +20,9 @@ from tikv_br.errors import (
     StorageObjectMissing,
     StorageUnreachable,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode, encode
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.restore.download import Download
 
 FILE = "sst/0000_default.sst"
@@ -91,3 +97,45 @@ def test_other_words() -> None:
     assert isinstance(meaning('Engine Engine(Status { state: "Corruption: block" })', place), BackupDamaged)
     assert isinstance(meaning("region 4 not found, maybe it's not a replica of this store", place), RegionErrorSeen)
     assert type(meaning("something else", place)) is ClusterUnreachable
+
+
+PART = FileEntry("a_write.sst", 7, b"x\0\0\1a", b"x\0\0\1b", 0, 0, 0, cf="write")
+HERE = Region(id=3, start=b"", end=b"", conf_ver=1, version=2, peers=(), leader=Peer(0, 0))
+
+
+def asked(mode: KeyMode, source: ApiVersion, target: KeyCodec, rewrite: Rewrite, ts: int) -> tuple[Any, Any]:
+    """The request for a file, and the meta of a region, as they are sent."""
+    job = cast("Any", SimpleNamespace(codec=target, api_version=source, backend=b"", cipher_info=b"", new_timestamp=ts))
+    job.slow_seconds = 0.0
+    download = Download(cast("Any", None), job, FilePart(PART, PART.key_range, rewrite))
+    assert download._request.is_raw_kv == (mode is KeyMode.RAW)
+    return download._request, download._meta(HERE, PART, rewrite.range(PART.key_range))
+
+
+def test_requests_for_rows_of_transactions_in_place() -> None:
+    """Ranges are encoded, and a new timestamp needs no prefix."""
+    codec = KeyCodec(ApiVersion.V2, 1, KeyMode.TXN)
+    request, meta = asked(KeyMode.TXN, ApiVersion.V2, codec, UNCHANGED, 0)
+    assert not request.HasField("rewrite_rule")
+    assert (meta.cf_name, meta.range.start, meta.range.end) == ("write", encode(b"x\0\0\1a"), encode(b"x\0\0\1b"))
+    request, meta = asked(KeyMode.TXN, ApiVersion.V2, codec, UNCHANGED, 5)
+    assert request.request_type == import_sstpb_pb2.Legacy
+    assert request.rewrite_rule == import_sstpb_pb2.RewriteRule(new_timestamp=5)
+    assert meta.range.start == encode(b"x\0\0\1a")
+
+
+@pytest.mark.parametrize(
+    ("target", "start", "end"),
+    [
+        (KeyCodec(ApiVersion.V2, 2, KeyMode.TXN), b"x\0\0\2a", b"x\0\0\2b"),
+        (KeyCodec(ApiVersion.V1, mode=KeyMode.TXN), b"a", b"b"),
+    ],
+)
+def test_requests_for_rows_of_transactions_elsewhere(target: KeyCodec, start: bytes, end: bytes) -> None:
+    """Prefixes and ranges are plain, in the new prefix: encoded ones would lose rows."""
+    source = KeyCodec(ApiVersion.V2, 1, KeyMode.TXN)
+    request, meta = asked(KeyMode.TXN, ApiVersion.V2, target, Rewrite.of(source, b"", target, b""), 5)
+    assert request.request_type == import_sstpb_pb2.Keyspace
+    rule = import_sstpb_pb2.RewriteRule(old_key_prefix=b"x\0\0\1", new_key_prefix=target.prefix, new_timestamp=5)
+    assert request.rewrite_rule == rule
+    assert (meta.range.start, meta.range.end, meta.api_version) == (start, end, target.api_version.value)
