@@ -39,18 +39,6 @@ COMPARE_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class PutOptions:
-    """Options of putting rows."""
-
-    concurrency: int
-    """Maximum number of concurrent requests of all tasks."""
-    rate_limit: int
-    """Maximum rate per store, in bytes per second; 0 = unlimited."""
-    allow_overwrite: bool
-    checksum: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LoadPutJob:
     """Parameters that all partitions share. Picklable."""
 
@@ -81,7 +69,11 @@ class PutResult:
 class PutContext(StageContext):
     """State of a load by puts."""
 
-    put: PutOptions = field(kw_only=True)
+    concurrency: int = field(kw_only=True)
+    """Maximum number of concurrent requests of all tasks."""
+    rate_limit: int = field(kw_only=True)
+    """Maximum rate per store, in bytes per second; 0 = unlimited."""
+    allow_overwrite: bool = field(kw_only=True)
     done: list[PutResult] = field(default_factory=list)  # put; in the order of keys
     found: Checksum | None = None  # compare checksums
 
@@ -99,7 +91,7 @@ def put_steps(*, compare: bool) -> list[Step[PutContext]]:
 
 def check_target(context: PutContext) -> None:
     """Refuse a target with rows from the first to the last key, unless it is allowed. Raises `TargetNotEmpty`."""
-    if context.put.allow_overwrite:
+    if context.allow_overwrite:
         return
     codec, results = context.codec, [each for each in context.results if each.rows.total_kvs]
     span = KeyRange(
@@ -117,14 +109,13 @@ def check_target(context: PutContext) -> None:
 
 def put_rows(context: PutContext) -> None:
     """Put the rows that were counted."""
-    options = context.put
     slots = context.slots
     job = LoadPutJob(
         context.options.cluster,
         context.codec,
         context.now,
-        max(options.concurrency // slots, 1),
-        RateLimit(options.rate_limit).share(
+        max(context.concurrency // slots, 1),
+        RateLimit(context.rate_limit).share(
             "driver" if context.runs is not None else "spark", slots, context.partitions
         ),
     )

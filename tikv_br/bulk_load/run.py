@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tikv_br.backupset import layout
 from tikv_br.bulk_load.partition import EXAMPLES
-from tikv_br.bulk_load.put import PutContext, PutOptions, put_steps
+from tikv_br.bulk_load.put import PutContext, put_steps
 from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
@@ -174,10 +174,18 @@ def _stage(options: BulkLoadOptions, reporter: Reporter) -> tuple[StageContext, 
 
 
 def _put(options: BulkLoadOptions, reporter: Reporter) -> tuple[PutContext, dict[str, float]]:
-    put = PutOptions(options.concurrency, options.rate_limit, options.allow_overwrite, options.checksum)
     with contextlib.ExitStack() as stack:
-        output = _output(options, dry_run=True)
-        context = PutContext(output, reporter, listed=False, stage=options.stage, stack=stack, reread=True, put=put)
+        context = PutContext(
+            _output(options, dry_run=True),
+            reporter,
+            listed=False,
+            stage=options.stage,
+            stack=stack,
+            reread=True,
+            concurrency=options.concurrency,
+            rate_limit=options.rate_limit,
+            allow_overwrite=options.allow_overwrite,
+        )
         report = run_backup(context, put_steps(compare=options.checksum))
     return context, report.summary.step_seconds
 

@@ -22,6 +22,7 @@ from tikv_br.cli import shared
 from tikv_br.cli.command import CommandPath, argument, command, flag
 from tikv_br.cli.groups import leaves
 from tikv_br.cli.help_cmd import complete_words
+from tikv_br.cli.output import picked
 from tikv_br.cli.settings import (
     DEFAULTS,
     ConfigFile,
@@ -69,8 +70,7 @@ def show(asked: ConfigShowFlags, context: typer.Context) -> None:
         found = list(_effective_settings(context, path, commands[path], flags))
     out = asked.out
     for each in found:
-        fields = {"command": each.command, "name": each.name, "value": each.value, "origin": each.origin}
-        out.result("setting", fields)
+        out.result("setting", picked(each, "command", "name", "value", "origin"))
     rows = [(each.command, each.name, _text(each.value), each.origin) for each in found]
     columns = ("command", "name", "value", "origin")
     shown = [0, 1, 2, 3] if path is None else [1, 2, 3]

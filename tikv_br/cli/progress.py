@@ -162,7 +162,8 @@ class BarProgress(ProgressDisplay):
             case TasksProgress(fraction=fraction):
                 if self._task is None:
                     self._task = progress.add_task("tasks", total=None, figures="")
-                progress.update(self._task, total=1.0, completed=fraction, figures=_brief(event))
+                figures = f"{_percent(event)} {human_bytes(event.bytes_done)}, {_speed(event)}{_remaining_time(event)}"
+                progress.update(self._task, total=1.0, completed=fraction, figures=figures)
             case StepFinished(seconds=seconds) if seconds < BRIEF_SECONDS:
                 pass  # the log and JSON keep it
             case _:
@@ -239,11 +240,6 @@ def _amounts(event: TasksProgress) -> str:
     if event.fraction < 1 and event.bytes_planned > event.bytes_done:
         size += f" of about {human_bytes(event.bytes_planned)}"
     return f"{keys}, {size}, {_speed(event)}"
-
-
-def _brief(event: TasksProgress) -> str:
-    """Describe progress for a bar, which shows the time itself."""
-    return f"{_percent(event)} {human_bytes(event.bytes_done)}, {_speed(event)}{_remaining_time(event)}"
 
 
 def _speed(event: TasksProgress) -> str:

@@ -49,7 +49,9 @@ def table(
         widths = _widths(names, shown, width, prose)
         if widths is not None:
             lines = [line for row in (names, *shown) for line in _lines(row, widths)]
-            return "\n".join(lines + (wrap(_dropped_columns(dropped), width) if dropped else []))
+            if dropped:
+                lines += wrap(f"(not shown: {', '.join(dropped)}; they need a wider terminal or --output json)", width)
+            return "\n".join(lines)
         if width is not None and width < LIST_WIDTH:
             break
     return "\n\n".join(pairs([pair for pair in zip(columns, row, strict=True) if pair[1]], width) for row in rows)
@@ -77,10 +79,6 @@ def wrap(text: str, width: int | None) -> list[str]:
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def _dropped_columns(dropped: Sequence[str]) -> str:
-    return f"(not shown: {', '.join(dropped)}; they need a wider terminal or --output json)"
 
 
 def _widths(
