@@ -99,7 +99,6 @@ class BackupsSource:
 
     @property
     def place(self) -> str:
-        """Location without credentials."""
         return self._root.redacted()
 
     def read(self) -> Backups:
@@ -189,7 +188,6 @@ class StatusSource:
 
     @property
     def place(self) -> str:
-        """URL of the status page."""
         return self._url
 
     def read(self) -> tuple[Sync, ...]:
@@ -294,9 +292,7 @@ class GcSource:
 
     @property
     def place(self) -> str:
-        """PD's addresses."""
         return ", ".join(self._config.pd)
 
     def read(self) -> GcReport:
-        """Read the state of GC from PD."""
         return read_report(self._config)
