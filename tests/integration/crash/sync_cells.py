@@ -25,8 +25,8 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 PATIENCE = 120.0
-NOT_OF_A_SYNC = {"SafePointKeeper.stop", "TikvSink.mark_missed", "KafkaSink.mark_missed"}
-"""Methods that a sync only calls once it has been fenced, or when an ingest kept its timestamps."""
+NOT_OF_A_SYNC = {"SafePointKeeper.stop", "SafePointKeeper.confirm", "TikvSink.mark_missed", "KafkaSink.mark_missed"}
+"""Methods that a sync never calls, or only once it has been fenced, or when an ingest kept its timestamps."""
 KINDS = tuple(kind for kind in Kind if kind is not Kind.PD_GONE)
 """A sync waits for PD as long as it takes, so it does not end for want of it."""
 
