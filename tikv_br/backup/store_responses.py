@@ -192,7 +192,7 @@ def classify_error(error: brpb_pb2.Error, who: str, backend: brpb_pb2.StorageBac
         raise RequestRefused(f"{who} belongs to cluster {error.cluster_id_error.current}: {error.msg}")
     if error.kv_error.HasField("locked"):
         lock = error.kv_error.locked
-        began = show_ts(lock.lock_version)
+        began = show_ts(lock.lock_version, age=False)
         return RetryAdvice(LOCKED, f"{who}: the transaction that began at {began} has locked {show_key(lock.key)}")
     if "InvalidMaxTsUpdate" in error.msg:
         raise RequestRefused(

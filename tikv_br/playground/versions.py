@@ -70,6 +70,8 @@ class ServerVersion:
     """``kv_api`` has an effect; in older versions every feed is one of transactions, without raw rows."""
     resolves_raw = _Since(6, 2)
     """Feeds of raw rows get resolved-ts."""
+    backs_up_over_locks = _Since(8, 5, 7)
+    """A backup ignores ``resolved_locks`` of its context; 8.5.0 does not, patches in between were not looked at."""
     refuses_future_ts = _Since(8, 5, 7, before=(9,))
     """Stores refuse a reader's timestamp above PD's."""
     ends_on_future_ts = _Since(9)

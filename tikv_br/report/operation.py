@@ -20,6 +20,7 @@ JSON, PAGE = ".json", ".html"
 INTERRUPTED = "The command was interrupted."
 PASSED = {
     "backup raw": "The backup is complete.",
+    "backup txn": "The backup is complete.",
     "restore raw": "The restore is complete.",
     "restore point": "The restore is complete.",
     "verify": "All checks passed.",
@@ -27,6 +28,7 @@ PASSED = {
 }
 FAILED = {
     "backup raw": "The backup did not complete.",
+    "backup txn": "The backup did not complete.",
     "restore raw": "The restore did not complete. The target may contain part of the data.",
     "restore point": "The restore did not complete. The target may contain part of the data.",
     "verify": "The verification did not complete.",
@@ -84,6 +86,13 @@ CHECKS = {
     },
 }
 """Check and its method, by command and step."""
+CHECKS["backup txn"] = {
+    "check GC": (
+        "the snapshot with the cluster's GC",
+        "by the run that copied it: when the last file was written, PD's GC safe point was still below backup-ts",
+    ),
+    **CHECKS["backup raw"],
+}
 CHECKS["restore point"] = CHECKS["restore raw"]
 DRY_RUN = "All checks passed and the plan is complete. This was a dry run: nothing was changed."
 

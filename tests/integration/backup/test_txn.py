@@ -363,10 +363,12 @@ def test_a_dry_run_and_the_command(source: Source, tmp_path: Path) -> None:
     ran = tikv_br(
         "backup", "txn", "--pd", source.live.pd, "--storage", f"local://{place}", "--crypter.key", "ab" * 16,
         "--prefix", "a0", "--range", "a3:a31", "--output", "json", "--executor", "driver", *keyspace,
+        "--report", str(tmp_path / "report.html"),
     )  # fmt: skip
     assert ran.code == 0, ran.err
     summary = ran.last
     assert (summary["key_mode"], summary["total_kvs"]) == ("txn", 2)
+    assert "still below backup-ts" in (tmp_path / "report.html").read_text()
     assert not any(LONG in path.read_bytes() for path in place.rglob("*.sst"))
 
 
@@ -384,6 +386,22 @@ def test_raw_data_beside_transactions(options: Options, tmp_path: Path) -> None:
         beside = source.wanted(ranges=(KeyRange(b"a", b"b"),))
         backup_txn(beside)
         assert source.check(beside) == {NAMES[0]: b"row"}
+
+
+def test_stores_that_do_not_pass_locks(options: Options, tmp_path: Path) -> None:
+    """Of older versions: a live transaction is waited for, until it ends or in vain."""
+    with live_cluster(tmp_path / "cluster", V1, stores=1, tikv_version="8.5.0") as live:
+        source = Source(Txns(live, b""), options, tmp_path)
+        source.put(NAMES[0], b"row")
+        alive = source.txns.prewrite(NAMES[1], NAMES[2], ttl=ALIVE)
+        with pytest.raises(LocksRemain, match="has locked 613032"):
+            backup_txn(source.wanted(lock_patience=0.5))
+        committer = threading.Timer(0.5, lambda: source.txns.commit(alive, *NAMES[1:3]))
+        committer.start()
+        patient = source.wanted(lock_patience=60.0)
+        backup_txn(patient)
+        committer.join()
+        assert source.check(patient) == {NAMES[0]: b"row"}
 
 
 def test_a_cluster_with_ttl(options: Options, tmp_path: Path) -> None:

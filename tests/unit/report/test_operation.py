@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tikv_br.backup import txn
 from tikv_br.backup.run import backup_steps
 from tikv_br.cli.output import reporting
 from tikv_br.cluster.config import ClusterConfig
@@ -57,7 +58,7 @@ def test_a_failure_of_any_kind_is_reported_and_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
-@pytest.mark.parametrize("command", ["backup raw", "restore raw", "restore point", "verify", "diff"])
+@pytest.mark.parametrize("command", ["backup raw", "backup txn", "restore raw", "restore point", "verify", "diff"])
 def test_every_command_with_a_report_has_its_sentences(command: str, tmp_path: Path) -> None:
     """The page of a command that passes and of one that fails."""
     with reporting(command, str(tmp_path / "passed.html")):
@@ -128,6 +129,8 @@ def test_each_check_belongs_to_a_step_of_its_runbook() -> None:
     backup = {step.name for step in backup_steps(BackupOptions(cluster=cluster, storage=place, checksum=True))}
     verify = {step.name for level in Level for step in verify_steps(VerifyOptions(place, level, cluster))}
     assert CHECKS["backup raw"].keys() <= backup
+    transactional = txn.backup_steps(BackupOptions(cluster=cluster, storage=place, checksum=True))
+    assert CHECKS["backup txn"].keys() <= {step.name for step in transactional}
     assert CHECKS["restore raw"].keys() <= {step.name for step in restore_steps(RestoreOptions(cluster, place))}
     assert CHECKS["verify"].keys() <= verify
     assert CHECKS["diff"].keys() <= {step.name for step in COMPARISON}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.formats.keys.ranges import KeyRange
@@ -26,6 +27,8 @@ class TxnBackup(RawBackup):
         self._state = state
         self._reader = MvccReader(node.engine)
         self._snapshot = Snapshot.of(request.context, request.end_version)
+        if not node.release.backs_up_over_locks:
+            self._snapshot = replace(self._snapshot, ignored=frozenset())
         self._is_default = True  # the column family of the request does not count
 
     def run(self, span: RegionSpan) -> brpb_pb2.BackupResponse:
