@@ -85,6 +85,7 @@ def test_each_backup_adds_up(
         balances = [int.from_bytes(value, "big") for key, value in rows if key[8:].isdigit()]
         assert (len(balances), sum(balances)) == (ACCOUNTS, ACCOUNTS * BALANCE)
         states.add(tuple(rows))
+        assert reader.transfer(mode, ACCOUNTS, workers=2, count=3)["committed"] == 6  # clients can write at once
         reader.delete_range(b"", b"\xff" * 16)
     assert len(states) > 1
     writer.delete_range(b"", b"\xff" * 16)

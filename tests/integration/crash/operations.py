@@ -29,6 +29,7 @@ from tikv_br.drill.playground import PlaygroundTarget
 from tikv_br.drill.run import drill_steps, report_steps
 from tikv_br.drill.targets import ClusterTarget
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.backup import back_up_changes, increment_steps
 from tikv_br.incremental.feed.options import FeedOptions
@@ -101,6 +102,7 @@ INGEST = RestoreOptions(
 )
 
 
+TXN_INGEST = replace(INGEST, key_mode=KeyMode.TXN)
 PUT = replace(INGEST, mode=Mode.PUT, import_mode=False, rate_limit=0)
 
 

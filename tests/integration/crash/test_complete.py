@@ -16,10 +16,12 @@ from tests.integration.crash.operations import (
     MERGE_STEPS,
     PUT,
     READS_ONLY,
+    TXN_INGEST,
     TXN_STEPS,
     chosen_drills,
 )
 from tikv_br.restore.steps import restore_steps
+from tikv_br.restore.txn import txn_restore_steps
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNNERS = {"run_steps": 0, "run_backup": 1}
@@ -63,6 +65,7 @@ FILES = (
     "incremental/backup.py",
     "tikv_br/archive/compact.py",
     "tikv_br/restore/steps.py",
+    "tikv_br/restore/txn.py",
     "tikv_br/drill/run.py",
 )
 
@@ -89,8 +92,8 @@ def covered() -> set[str]:
     """The names of all steps that some cell is of."""
     lists = (BACKUP_STEPS, TXN_STEPS, INCREMENT_STEPS, MERGE_STEPS, COMPACTION_STEPS)
     found = {step.name for steps in lists for step in steps}
-    for example in (INGEST, PUT):
-        found |= {cell.step for cell in cells(restore_steps(example))}
+    for steps in (restore_steps(INGEST), restore_steps(PUT), txn_restore_steps(TXN_INGEST)):
+        found |= {cell.step for cell in cells(steps)}
     return found | {cell.step for _variant, cell in chosen_drills()} | READS_ONLY
 
 

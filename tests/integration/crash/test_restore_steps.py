@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,21 +27,28 @@ from tests.integration.crash.cells import (
     without_pd,
 )
 from tests.integration.crash.conftest import ROWS
-from tests.integration.crash.operations import INGEST, PUT
+from tests.integration.crash.operations import INGEST, PUT, TXN_INGEST
 from tests.integration.crash.world import Rival, disturbed, files, forget_safe_points
 from tests.integration.incremental.feed_state import FeedState
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents
+from tests.support.live_txn_backups import delete_range, read_rows
+from tests.support.txn_backups import make_backup, recorded_rows
+from tests.support.waiting import eventually
 from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.formats.keys.codec import PREFIX_SIZE
 from tikv_br.incremental.feed.feed import Feed
 from tikv_br.incremental.feed.options import FeedOptions
-from tikv_br.progress_events import Reporter
+from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.options import Restamp, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.restore.steps import restore_steps
+from tikv_br.restore.txn import txn_restore_steps
+from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
+TXN_KEYSPACE = 1
 LAST = restore_steps(INGEST)[-1].name
 
 
@@ -118,24 +127,87 @@ def test_a_put_broken_at_a_boundary(cell: Cell, made: Path, target: LiveCluster,
     check(PUT, cell, made, target, forks, tmp_path)
 
 
-def check(example: RestoreOptions, cell: Cell, made: Path, target: LiveCluster, forks: Forks, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def made_txn(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup of transactional data of one region."""
+    place = tmp_path_factory.mktemp("txn") / "backup"
+    make_backup(open_store(StorageLocation("local", str(place))), golden / "txn" / "v2" / "full")
+    return place
+
+
+@pytest.fixture
+def txn_rows(target: LiveCluster, golden: Path) -> Iterator[dict[bytes, bytes]]:
+    """Its rows, which are not in the target; afterwards again."""
+    yield {key[PREFIX_SIZE:]: value for key, value in recorded_rows(golden / "txn" / "v2" / "full")}
+    delete_range(target, TXN_KEYSPACE)
+
+
+def of_transactions() -> list[Cell]:
+    """With `FULL` all; else the ingest, and the steps that a restore of raw data has not."""
+    known = set() if os.environ.get(FULL) else {cell.step for cell in cells(restore_steps(INGEST))} - {"ingest"}
+    return [cell for cell in some(cells(txn_restore_steps(TXN_INGEST))) if cell.step not in known]
+
+
+@pytest.mark.parametrize("cell", of_transactions(), ids=str)
+def test_an_ingest_of_transactions_broken_at_a_boundary(
+    cell: Cell, made_txn: Path, txn_rows: dict[bytes, bytes], target: LiveCluster, forks: Forks, tmp_path: Path
+) -> None:
+    """As of raw data."""
+    check(TXN_INGEST, cell, made_txn, target, forks, tmp_path, txn_contents, txn_rows)
+
+
+def test_killed_between_values_and_commits(
+    made_txn: Path, txn_rows: dict[bytes, bytes], target: LiveCluster, forks: Forks, tmp_path: Path
+) -> None:
+    """While the store is about to ingest the second file: no row is there without its value, and the next run finishes."""
+    place = tmp_path / "backup"
+    shutil.copytree(made_txn, place)
+    options = replace(TXN_INGEST, cluster=target.config, storage=StorageLocation("local", str(place)))
+    slow = target.fail("Ingest", {"delay": {"seconds": 2}}, skip=1, count=1)
+    pid = forks.start(partial(ending, partial(run_restore, options), silent))
+    eventually(lambda: target.hits(slow) == 1)
+    os.kill(pid, signal.SIGKILL)
+    assert forks.wait() == -signal.SIGKILL
+    assert txn_contents(target) in ({}, txn_rows)  # it may have been ingested since
+    assert ending(partial(run_restore, options), silent) == 0
+    assert txn_contents(target) == txn_rows
+    assert disturbed(target) == []
+
+
+def txn_contents(live: LiveCluster) -> dict[bytes, bytes]:
+    """The rows of transactions in the keyspace of the backup."""
+    return read_rows(live, TXN_KEYSPACE)
+
+
+def check(
+    example: RestoreOptions,
+    cell: Cell,
+    made: Path,
+    target: LiveCluster,
+    forks: Forks,
+    tmp_path: Path,
+    look: Callable[[LiveCluster], dict[bytes, bytes]] = contents,
+    rows: dict[bytes, bytes] = ROWS,
+) -> None:
     """Break a restore of a copy of the backup, run it again, and look at the world both times."""
     place = tmp_path / "backup"
     shutil.copytree(made, place)
     untouched = set(files(place))
     options = replace(example, cluster=target.config, storage=StorageLocation("local", str(place)))
     operation = partial(run_restore, options)
-    assert break_at(cell, operation, target, place, forks)
+    assert break_at(cell, operation, partial(look, target), place, forks)
     if cell.kind in {Kind.EXCEPTION, Kind.SIGTERM}:
         assert disturbed(target) == []
     assert ending(operation, lambda _: None) == 0
-    assert contents(target) == ROWS
+    assert look(target) == rows
     assert disturbed(target) == []
     assert all(each.finished_ts for each in target.cluster.ingests.read())
     assert set(files(place)) == untouched
 
 
-def break_at(cell: Cell, operation: partial[None], target: LiveCluster, place: Path, forks: Forks) -> bool:
+def break_at(
+    cell: Cell, operation: partial[None], look: Callable[[], dict[bytes, bytes]], place: Path, forks: Forks
+) -> bool:
     """Run the operation into its cell; whether it ended as it should."""
     if cell.kind is Kind.EXCEPTION:
         return ending(operation, cell.reporter(fail)) == CODES[cell.kind]
@@ -147,7 +219,7 @@ def break_at(cell: Cell, operation: partial[None], target: LiveCluster, place: P
 
     def take() -> None:
         rival.take()
-        rows.append(contents(target))
+        rows.append(look())
 
     code = ending(operation, cell.reporter(take))
     try:
@@ -156,7 +228,7 @@ def break_at(cell: Cell, operation: partial[None], target: LiveCluster, place: P
         if cell.step == LAST:  # all is done by then
             return code == 0
         assert files(place.parent) == rival.found
-        assert rows == [contents(target)]
+        assert rows == [look()]
         return code == CODES[cell.kind]
     finally:
         rival.leave()
