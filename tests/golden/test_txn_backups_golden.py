@@ -25,7 +25,7 @@ from tikv_br.backupset.rebuild import rebuild
 from tikv_br.backupset.retention import Policy
 from tikv_br.backupset.rows import chosen_codec, count_fences, find_value, has_rows, read_rows
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.errors import BackupDamaged, CrypterMismatch
+from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
@@ -249,6 +249,27 @@ def findings(store: ObjectStore, level: Level) -> list[Finding]:
     with pytest.raises(BackupDamaged):
         verify(VerifyOptions(store.location, level, executor="driver"), on_finding=found.append)
     return found
+
+
+def edit(store: ObjectStore, **fields: int) -> None:
+    """Change fields of BR's `backupmeta`."""
+    meta = brpb_pb2.BackupMeta.FromString(store.get("backupmeta"))
+    for name, value in fields.items():
+        setattr(meta, name, value)
+    store.put("backupmeta", meta.SerializeToString())
+
+
+def test_rows_that_are_no_part_of_the_snapshot(recorded: Path, store: ObjectStore, tmp_path: Path) -> None:
+    """Rows that were committed after backup-ts, and deletes, are damage; a backup of changes is not supported."""
+    backup = made_by("br", store, recorded)
+    edit(store, end_version=backup.backup_ts - (1 << 40))
+    assert any("committed after backup-ts" in finding.cause for finding in findings(store, Level.DATA))
+    edit(store, start_version=1)
+    with pytest.raises(BackupUnsupported, match="only the changes of transactions"):
+        BackupSet.open(store, KeyMode.TXN)
+    changes = open_store(parse(f"local://{tmp_path / 'changes'}"))
+    made_by("br", changes, recorded.parent / "incremental")
+    assert any("a delete" in finding.cause for finding in findings(changes, Level.DATA))
 
 
 @pytest.mark.parametrize("family", ["default", "write"])

@@ -41,6 +41,11 @@ def recorded_value(row: dict[str, Any]) -> bytes:
     return bytes.fromhex(row.get("value", ""))
 
 
+def backup_ts_of(folder: Path) -> int:
+    """The end version of a recorded backup."""
+    return brpb_pb2.BackupRequest.FromString((folder / "request.pb").read_bytes()).end_version
+
+
 def recorded_codec(folder: Path) -> KeyCodec:
     """The codec of a recorded backup's keys."""
     is_v1 = folder.parent.name == "v1"
@@ -64,7 +69,7 @@ def make_backup(store: ObjectStore, folder: Path) -> Manifest:
         source_ranges=(whole,),
         ranges=(whole,),
         keyspaces=(codec.keyspace_id,) if codec.is_v2 else (),
-        backup_ts=json.loads((folder / "rows.json").read_text())["backup_ts"],
+        backup_ts=backup_ts_of(folder),
         parent="",
         storage=store.location.redacted(),
         started_ms=1_795_256_305_000,
@@ -94,7 +99,7 @@ def make_foreign_backup(store: ObjectStore, folder: Path, *, is_flat: bool = Fal
         br_version="BR\nRelease Version: v8.5.3",
         is_txn_kv=True,
         api_version=version,
-        end_version=json.loads((folder / "rows.json").read_text())["backup_ts"],
+        end_version=backup_ts_of(folder),
         files=files,
     )
     store.put(layout.META, meta.SerializeToString())

@@ -209,6 +209,8 @@ def _checked_mode(message: brpb_pb2.BackupMeta) -> KeyMode:
     if message.is_raw_kv == message.is_txn_kv:
         raise BackupUnsupported("the backup is neither of RawKV nor of TxnKV data; backups of TiDB are not supported")
     mode = KeyMode.TXN if message.is_txn_kv else KeyMode.RAW
+    if mode is KeyMode.TXN and message.start_version:
+        raise BackupUnsupported("the backup has only the changes of transactions since another backup")
     index = message.file_index
     if not message.files and (index.meta_files or index.data_files):
         raise BackupUnsupported("the backup stores its file list in separate objects")

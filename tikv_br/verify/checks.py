@@ -53,6 +53,7 @@ class FileJob:
     """Level of the check: `Level.FILES` or `Level.DATA`."""
     expiry_recorded: bool
     """True if the backup records the expiring rows of each file; tikv-br's backups do."""
+    backup_ts: int
     is_increment: bool = False
     """True if files have tombstones, as those of incremental backups."""
 
@@ -125,7 +126,7 @@ def _check_rows(job: FileJob, part: FilePair, data: Mapping[FileEntry, HashedFil
         if codec.mode is KeyMode.TXN:
             from tikv_br.verify.row_sums import sum_txn
 
-            sums = sum_txn(part, data, codec)
+            sums = sum_txn(part, data, codec, job.backup_ts)
         elif kind_of(file) is FileKind.PARQUET:
             sums = _sum_parquet(file, data[file], codec)
         else:

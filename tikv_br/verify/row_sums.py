@@ -74,15 +74,17 @@ def sum_records(batches: Iterable[pa.RecordBatch], file: FileEntry, codec: KeyCo
     return sums
 
 
-def sum_txn(part: FilePair, data: Mapping[FileEntry, RandomAccess], codec: KeyCodec) -> RowSums:
+def sum_txn(part: FilePair, data: Mapping[FileEntry, RandomAccess], codec: KeyCodec, backup_ts: int) -> RowSums:
     """The sums of transactional rows, after checking every block and row of both files, and each record for its value.
 
-    Raises `FormatError` that names the file if it is that of values.
+    Raises `FormatError` that names the file if it is that of values; also for deletes and later commits than backup-ts.
     """
     sums = RowSums()
     values = () if part.values is None else _checked_rows(part.values, data[part.values], codec)
     for records in join(_checked_rows(part.file, data[part.file], codec), values, codec.prefix):
         sums.add(records, records, codec.prefix)
+        if columns.flags(records["deleted"]).any() or max(sums.timestamps) > backup_ts:
+            raise DamagedBytes("a delete, or a row that was committed after backup-ts")
     return sums
 
 

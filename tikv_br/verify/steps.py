@@ -263,6 +263,7 @@ def check_files(context: VerifyContext) -> None:
         backup.key_mode,
         options.level,
         expiry_recorded=backup.expiry_recorded,
+        backup_ts=backup.backup_ts,
         is_increment=backup.is_increment,
     )
     sizes = [sum(file.size for file in part.files) for part in context.parts]
@@ -292,8 +293,8 @@ def compare(context: VerifyContext) -> None:
     """Compare the cluster's checksums with the backup's."""
     backup = context.backup
     job = CompareJob(context.cluster, backup.store, backup.api_version, backup.key_mode, backup.expiry_recorded)
-    pairs = backup.pairs
-    tasks = compare_tasks(backup.ranges, pairs, [pair for pair in context.parts if pair in pairs])
+    pairs, present = backup.pairs, set(context.parts)
+    tasks = compare_tasks(backup.ranges, pairs, [pair for pair in pairs if pair in present])
     where = choose_executor(context.options, 0)
     context.executor = where.executor
     context.session_seconds = run_tasks(

@@ -38,7 +38,7 @@ def test_any_order_of_reads_gives_the_hash_of_the_whole(
 def check(folder: Path, file: FileEntry, level: Level = Level.FILES) -> list[tuple[str, Level]]:
     """Check one file of a V1 backup."""
     messages: list[TaskMessage] = []
-    job = FileJob(open_store(parse(str(folder))), ApiVersion.V1, KeyMode.RAW, level, expiry_recorded=False)
+    job = FileJob(open_store(parse(str(folder))), ApiVersion.V1, KeyMode.RAW, level, expiry_recorded=False, backup_ts=0)
     report = check_part(job, FilePair(file), TaskContext(0, 0, messages.append))
     return [(finding.cause, finding.level) for finding in report.findings]
 
