@@ -56,6 +56,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cli.main import run
+from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import EngineKind
 from tikv_br.errors import BackupPathInUse
 from tikv_br.formats.api_version import ApiVersion
@@ -94,27 +95,32 @@ def transactional(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Txns]:
         yield txns
 
 
+HALVES_OF_NAMES = (KeyRange(b"", NAMES[10]), KeyRange(NAMES[10], b""))
+
+
+def check_whole_txn(place: Path) -> None:
+    """The backup has the committed rows, as its records say and its files hold."""
+    location = StorageLocation("local", str(place))
+    found = BackupSet.open(open_store(location), KeyMode.TXN)
+    assert found.totals.total_kvs == len(NAMES[:30])
+    assert verify(VerifyOptions(location, Level.DATA, executor="driver")).rows_checked == len(NAMES[:30])
+
+
 @pytest.mark.parametrize("cell", some(cells(TXN_STEPS)), ids=str)
 def test_a_backup_of_transactions_broken_at_a_boundary(
     cell: Cell, transactional: Txns, forks: Forks, tmp_path: Path
 ) -> None:
-    """As for raw data: it has the committed rows of two intervals, by both column families."""
+    """As for raw data: it has the rows of two intervals, by both column families."""
     live, place = transactional.live, tmp_path / "backup"
-    location = StorageLocation("local", str(place))
-    halves = (KeyRange(b"", NAMES[10]), KeyRange(NAMES[10], b""))
-    options = replace(BACKUP, cluster=live.config, storage=location, ranges=halves, key_mode=KeyMode.TXN)
+    storage = StorageLocation("local", str(place))
+    options = replace(BACKUP, cluster=live.config, storage=storage, ranges=HALVES_OF_NAMES, key_mode=KeyMode.TXN)
     broken = Broken(cell, partial(run_txn_backup, options), place, live, forks)
-
-    def check_result() -> None:
-        found = BackupSet.open(open_store(location), KeyMode.TXN)
-        assert found.totals.total_kvs == len(NAMES[:30])
-        assert verify(VerifyOptions(location, Level.DATA, executor="driver")).rows_checked == len(NAMES[:30])
-
-    broken.check(check_result)
+    broken.check(partial(check_whole_txn, place))
     forget_safe_points(live)
 
 
 WITHOUT_PD = without_pd(BACKUP_STEPS, "copy", "commit", "hand over the safe point")
+TXN_WITHOUT_PD = without_pd(TXN_STEPS, "resolve locks", "check GC")
 
 
 @pytest.mark.slow
@@ -122,16 +128,34 @@ WITHOUT_PD = without_pd(BACKUP_STEPS, "copy", "commit", "hand over the safe poin
 def test_a_backup_whose_pd_is_gone_for_good(cell: Cell, engine: EngineKind, live: LiveCluster, tmp_path: Path) -> None:
     """All its calls, clean-up included, share one budget; run again, it is as if nothing had been."""
     place = tmp_path / "backup"
+    options = replace(BACKUP, storage=StorageLocation("local", str(place)), engine=engine)
+    end_and_repeat(live, place, lambda config: partial(run_backup, replace(options, cluster=config)), cell)
+    check_whole(live, place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", TXN_WITHOUT_PD, ids=str)
+def test_a_backup_of_transactions_whose_pd_is_gone_for_good(cell: Cell, transactional: Txns, tmp_path: Path) -> None:
+    """The same, also where PD is asked about GC."""
+    place = tmp_path / "backup"
+    options = replace(BACKUP, storage=StorageLocation("local", str(place)), key_mode=KeyMode.TXN)
+    live = transactional.live
+    end_and_repeat(live, place, lambda config: partial(run_txn_backup, replace(options, cluster=config)), cell)
+    check_whole_txn(place)
+    forget_safe_points(live)
+
+
+def end_and_repeat(
+    live: LiveCluster, place: Path, operation_with: Callable[[ClusterConfig], Operation], cell: Cell
+) -> None:
+    """Run an operation whose PD is gone from a step on, and run it again with PD."""
     place.mkdir()
-    config = replace(live.config, retry_budget=PD_BUDGET)
-    options = replace(BACKUP, cluster=config, storage=StorageLocation("local", str(place)), engine=engine)
-    operation = partial(run_backup, options)
+    operation = operation_with(replace(live.config, retry_budget=PD_BUDGET))
     end_without_pd(operation, cell, live)
     whole = (place / layout.META).exists()
     if not whole:
         forget_safe_points(live)  # PD could not be reached, and keeps it until its TTL ends, which the run has reported
     assert ending(operation, lambda _: None) in ({0, BackupPathInUse.exit_code} if whole else {0})
-    check_whole(live, place)
     check_alone(live, place)
 
 
