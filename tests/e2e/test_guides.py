@@ -19,10 +19,12 @@ import pytest
 
 from tests.e2e.command import PROGRAM, QUICK, Done, environment, tikv_br
 from tests.integration.kafka_server import kafka_broker
+from tests.interop.line_client import TxnLineClient
 from tests.support.etcd import find as find_etcd
 from tests.support.etcd import real_etcd
+from tests.support.juicefs import JuiceFs
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
-from tests.support.tools import ROOT
+from tests.support.tools import ROOT, find_tool
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive
 from tikv_br.formats.api_version import ApiVersion
@@ -46,13 +48,13 @@ REFERENCE = {"configuration", "monitoring"}
 """Pages whose commands are excerpts."""
 
 
-def find_commands(text: str) -> list[str]:
+def find_commands(text: str, program: str) -> list[str]:
     """Commands of a page without the program's name: all of its blocks, and those in its text that name a place or have a placeholder."""
     found = []
     for block, inline in re.findall(r"^```\w*\n(.*?)^```|(?<!`)`([^`\n]+)`", text, re.MULTILINE | re.DOTALL):
         lines = re.sub(r"\\\n\s*", "", block)
-        found += re.findall(r"(?<![\w-])tikv-br ([a-z].*)$", lines, re.MULTILINE)
-        if command := re.match(r"tikv-br ([a-z].*(?:://|\d\.\d| /|[A-Z]).*)", inline):
+        found += re.findall(rf"(?<![\w-]){program} ([a-z].*)$", lines, re.MULTILINE)
+        if command := re.match(rf"{program} ([a-z].*(?:://|\d\.\d| /|[A-Z]).*)", inline):
             found.append(re.sub(r"[\[\]]", "", command[1]))
     return found
 
@@ -60,14 +62,16 @@ def find_commands(text: str) -> list[str]:
 class Page:
     """A page and the places that stand for those which it names. At the end of the block all of its commands have run."""
 
-    def __init__(self, name: str, folder: Path, *, until: str = "", since: str = "", **places: str) -> None:
-        """`until`, `since`: the heading before or from which on its commands count."""
+    def __init__(
+        self, name: str, folder: Path, *, program: str = "tikv-br", until: str = "", since: str = "", **places: str
+    ) -> None:
+        """`until`, `since`: the heading before or from which on its commands of a program count."""
         text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         if until or since:
             before, heading, after = text.partition(f"\n## {until or since}\n")
             assert heading
             text = before if until else after
-        self._left = find_commands(text)
+        self._left = find_commands(text, program)
         assert self._left
         self.folder = folder
         self.places = places
@@ -82,6 +86,10 @@ class Page:
 
     def __exit__(self, kind: object, *_: object) -> None:
         assert kind or not self._left, f"no test runs {self._left}"
+
+    def skip(self, is_unused: Callable[[str], bool]) -> None:
+        """Leave out commands that are for other clusters."""
+        self._left = [command for command in self._left if not is_unused(command)]
 
     def words(self, start: str) -> list[str]:
         """The first command that begins so and was not used yet."""
@@ -202,6 +210,7 @@ def test_backup(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> 
             assert (page.bucket / "backups/nightly-1/backupmeta").exists() is (rows is not None)
             if rows:
                 assert done.last["total_kvs"] == rows
+        page.run("backup txn", "--allow-empty")
         page.places |= {"URL": f"local://{tmp_path}/unfinished", "…": source.pd}
         page.run("abort")
         page.run("unlock")
@@ -224,6 +233,8 @@ def test_restore(source: LiveCluster, target: LiveCluster, places: dict[str, str
         page.backup(source, name, "--keyspace", "7")
         page.run("restore raw")
         assert contents(target, 7) == {b"user1": b"1"}
+        page.call("backup", "txn", "--pd", source.pd, "--storage", f"{page.bucket}/backups/metadata", "--allow-empty")
+        page.run("restore txn")
         page.run("abort URL --restores")
 
 
@@ -496,6 +507,70 @@ def test_playground_and_captures(source: LiveCluster, target: LiveCluster, etcd:
         with page.running("capture start") as wait_for:
             wait_for("listening")
         page.run("diff", code=60)
+
+
+def test_juicefs(tmp_path: Path) -> None:
+    """A file system with files: both restored copies have all of their objects."""
+    with (
+        live_cluster(tmp_path / "source", ApiVersion.V1, stores=1) as source,
+        live_cluster(tmp_path / "target", ApiVersion.V1, stores=1) as target,
+    ):
+        volume = JuiceFs(source.pd, tmp_path, "myvol")
+        volume.format()
+        volume.copy_in(ROOT / "docs" / "images", "images")
+        places = {SOURCE: source.pd, TARGET: target.pd, "/tmp/rehearsal": str(tmp_path / "rehearsal")}
+        with (
+            Page("juicefs", tmp_path, **places) as page,
+            Page("juicefs", tmp_path, program="juicefs", **places) as juicefs,
+        ):
+            volume.run(*juicefs.words("config"), "--yes")
+            expected = volume.dump()
+            page.run("backup txn")
+            page.run("verify")
+            page.run("restore txn")
+            volume.run(*juicefs.words("fsck"))
+            assert JuiceFs(target.pd, tmp_path, "myvol").dump() == expected
+            started = page.run("playground start").last["pd"]
+            page.places["127.0.0.1:41965"] = juicefs.places["127.0.0.1:41965"] = started
+            page.run("restore txn")
+            volume.run(*juicefs.words("fsck"))
+            page.call("playground", "stop", "--dir", str(tmp_path / "rehearsal"))
+
+
+@pytest.mark.parametrize("version", [ApiVersion.V1, ApiVersion.V2], ids=lambda version: version.label)
+def test_surrealdb(version: ApiVersion, etcd: str, tmp_path: Path) -> None:
+    """Rows of transactions come back, in API V1 and from one keyspace into another; and GC runs."""
+    program = find_tool("client_go", hint="run scripts/install_client_go.sh, or set CLIENT_GO", variable="CLIENT_GO")
+    rows = {b"/*surreal": b"1", b"\xff" * 9: b"long" * 100}
+    is_v2 = version is ApiVersion.V2
+    with (
+        live_cluster(tmp_path / "source", version, stores=1) as source,
+        live_cluster(tmp_path / "target", version, stores=1) as target,
+        Page("surrealdb", tmp_path, **{SOURCE: source.pd, TARGET: target.pd}) as page,
+    ):
+        if is_v2:
+            create_keyspace(source, "surreal")
+            create_keyspace(target, "copy")
+        with TxnLineClient([program, source.pd, "txn", *["surreal"] * is_v2]) as client:
+            client.write(rows)
+        unused = "s3://backups/surreal/2026-11-21" if is_v2 else "keyspace"
+        page.skip(lambda command: unused in command)
+        page.run("backup txn")
+        if not is_v2:
+            page.run("verify")
+        page.run("restore txn")
+        with TxnLineClient([program, target.pd, "txn", *["copy"] * is_v2]) as client:
+            assert dict(client.scan(b"", b"")) == rows
+        page.variables["TIKV_BR_ETCD"] = etcd
+        with page.running("gc run") as wait_for:
+            wait_for("gc")
+
+
+def create_keyspace(live: LiveCluster, name: str) -> None:
+    """Create a keyspace as an operator does."""
+    body = json.dumps({"name": name}).encode()
+    with urllib.request.urlopen(f"http://{live.pd}/pd/api/v2/keyspaces", body, timeout=LONG):
+        pass
 
 
 def test_all_guides() -> None:

@@ -18,11 +18,7 @@ from tests.support.juicefs import JuiceFs, JuiceFsFailed, files_in
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import KeyMode, encode
-from tikv_br.progress_events import silent
-from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.run import restore
-from tikv_br.storage.url import parse
+from tikv_br.formats.keys.codec import encode
 
 SIZES = [0, 1, 4095, 100_000, (4 << 20) + 1, *range(1000, 1040)]
 """Of files: none, some, and more than one block of data."""
@@ -152,8 +148,8 @@ def back_up(live: LiveCluster, volume: JuiceFs, folder: Path) -> None:
 def restored(volume: JuiceFs, folder: Path, name: str) -> dict[str, Any]:
     """The dump of a volume restored from a backup, which has all objects."""
     with live_cluster(folder / f"target-{name}", ApiVersion.V1, stores=3) as target:
-        storage = parse(str(folder / name))
-        restore(RestoreOptions(cluster=target.config, storage=storage, key_mode=KeyMode.TXN), silent)
+        done = tikv_br("restore", "txn", str(folder / name), "--pd", target.pd)
+        assert done.code == 0, done
         copy = JuiceFs(target.pd, volume.folder, volume.name)
         copy.fsck()
         return copy.dump()
