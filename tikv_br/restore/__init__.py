@@ -5,6 +5,7 @@ Modules, in reading order:
 - options: the options of a restore
 - run: runs the steps, returns the summary; aborts unfinished restores
 - steps: the list of steps, and those before the checks
+- txn: the list of steps for transactional data, and those of its own
 - target: the steps that check target and files
 - announce: the steps for timestamps and followers
 - transfer: the steps that run the tasks

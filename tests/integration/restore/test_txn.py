@@ -21,10 +21,13 @@ from tests.support.live_txn_backups import (
     write_rows,
 )
 from tests.support.live_txns import ALIVE, Txns
+from tests.support.openssl import crypter
 from tests.support.txn_backups import make_backup, make_foreign_backup, recorded_rows
+from tikv_br.backup.txn import backup_txn
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.store import StoreClient
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import (
     BackupUnsupported,
     ChecksumMismatch,
@@ -37,6 +40,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.restore.options import Restamp, RestoreOptions, Via
+from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.record import remove_all
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.base import ObjectStore
@@ -211,6 +215,52 @@ def test_parts_by_range(location: StorageLocation, emptied: LiveCluster) -> None
     span = KeyRange(b"row00010", b"size0000255")
     restored(emptied, location, span=span)
     assert read_rows(emptied) == {key: value for key, value in ROWS.items() if span.start <= key < span.end}
+
+
+def test_a_dry_run_writes_no_row(location: StorageLocation, emptied: LiveCluster) -> None:
+    """It resolves the lock of a dead transaction, as any reader: so it ends as the restore will."""
+    Txns(emptied, codec_of(emptied).prefix).prewrite(b"dead")
+    time.sleep(0.01)
+    plans: list[RestorePlan] = []
+    restore(RestoreOptions(emptied.config, location, key_mode=KeyMode.TXN, dry_run=True), on_plan=plans.append)
+    assert plans[0].total_kvs == len(ROWS)
+    assert read_rows(emptied) == {}
+
+
+def test_raw_rows_in_the_way(tmp_path: Path, golden: Path) -> None:
+    """In API V1 a region that begins at a raw key is refused by name before anything is changed."""
+    with live_cluster(tmp_path / "cluster", ApiVersion.V1, stores=1) as mixed:
+        mixed.raw().put(b"raw-5", b"raw")
+        mixed.split(b"raw-5")
+        with pytest.raises(ClusterUnfit, match=b"raw-5".hex()):
+            restored(mixed, recorded_backup(make_backup, golden / "txn" / "v1" / "full", tmp_path))
+        assert mixed.raw().get(b"raw-5") == b"raw"
+
+
+def test_several_keyspaces_and_encryption(tmp_path: Path) -> None:
+    """Of an encrypted backup by tikv-br: each keyspace, or one of them into another or into API V1."""
+    place = StorageLocation("local", str(tmp_path / "backup"), crypter=crypter("aes256-ctr"))
+    other = dict(list(ROWS.items())[::3])
+    with live_cluster(tmp_path / "source", ApiVersion.V2, stores=1) as live:
+        write_rows(live, ROWS, 2)
+        write_rows(live, other, 3)
+        backup_txn(BackupOptions(live.config, place, executor="driver", keyspaces=("2", "3"), key_mode=KeyMode.TXN))
+        write_rows(live, dict.fromkeys(ROWS), 2)
+        restored(live, place, keyspace=2)
+        assert read_rows(live, 2) == ROWS
+        delete_range(live, 2)
+        delete_range(live, 3)
+        restored(live, place)
+        assert (read_rows(live, 2), read_rows(live, 3)) == (ROWS, other)
+        with pytest.raises(UsageError, match="several keyspaces"):
+            restored(live, place, to_keyspace="4")
+        restored(live, place, keyspace=3, to_keyspace="4", span=KeyRange(b"row00010", b""))
+        assert read_rows(live, 4) == {key: value for key, value in other.items() if key >= b"row00010"}
+    with live_cluster(tmp_path / "target", ApiVersion.V1, stores=1) as target:
+        with pytest.raises(UsageError, match="several keyspaces"):
+            restored(target, place)
+        restored(target, place, keyspace=3)
+        assert read_rows(target) == other
 
 
 def recorded_backup(make: Callable[[ObjectStore, Path], object], recorded: Path, place: Path) -> StorageLocation:
