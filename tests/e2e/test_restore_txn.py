@@ -34,7 +34,9 @@ def test_restores_by_the_command_line(backup: str, golden: Path, tmp_path: Path)
         planned = succeed("restore", "txn", backup, *to, "--dry-run").lines
         assert {line["message_type"] for line in planned} >= {"plan", "summary"}
         assert read_rows(live, 1) == {}
-        summary = succeed("restore", "txn", backup, *to).last
+        report = tmp_path / "report.json"
+        summary = succeed("restore", "txn", backup, *to, "--report", str(report)).last
+        assert '"verdict": "passed"' in report.read_text()
         assert (summary["verified"], summary["key_mode"], summary["total_kvs"]) == (True, "txn", len(rows))
         assert read_rows(live, 1, ts=summary["restamp_ts"]) == rows
         again = tikv_br("restore", "txn", backup, *to)

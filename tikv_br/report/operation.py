@@ -23,6 +23,7 @@ PASSED = {
     "backup txn": "The backup is complete.",
     "restore raw": "The restore is complete.",
     "restore point": "The restore is complete.",
+    "restore txn": "The restore is complete.",
     "verify": "All checks passed.",
     "diff": "Both sides are equal.",
 }
@@ -31,6 +32,7 @@ FAILED = {
     "backup txn": "The backup did not complete.",
     "restore raw": "The restore did not complete. The target may contain part of the data.",
     "restore point": "The restore did not complete. The target may contain part of the data.",
+    "restore txn": "The restore did not complete. The target may contain part of the data.",
     "verify": "The verification did not complete.",
     "diff": "The comparison did not complete.",
 }
@@ -94,6 +96,14 @@ CHECKS["backup txn"] = {
     **CHECKS["backup raw"],
 }
 CHECKS["restore point"] = CHECKS["restore raw"]
+CHECKS["restore txn"] = {
+    "resolve locks": ("the target", "it held no lock of a live transaction in the ranges that were to be restored"),
+    "check pairs of files": (
+        "the files of each part with each other",
+        "as many commits as rows, which both files have together",
+    ),
+    **CHECKS["restore raw"],
+}
 DRY_RUN = "All checks passed and the plan is complete. This was a dry run: nothing was changed."
 
 

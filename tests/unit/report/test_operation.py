@@ -19,6 +19,7 @@ from tikv_br.report.facts import visible
 from tikv_br.report.operation import CHECKS, ReportFile
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.steps import restore_steps
+from tikv_br.restore.txn import txn_restore_steps
 from tikv_br.storage.url import parse
 from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.steps import verify_steps
@@ -58,7 +59,9 @@ def test_a_failure_of_any_kind_is_reported_and_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
-@pytest.mark.parametrize("command", ["backup raw", "backup txn", "restore raw", "restore point", "verify", "diff"])
+@pytest.mark.parametrize(
+    "command", ["backup raw", "backup txn", "restore raw", "restore point", "restore txn", "verify", "diff"]
+)
 def test_every_command_with_a_report_has_its_sentences(command: str, tmp_path: Path) -> None:
     """The page of a command that passes and of one that fails."""
     with reporting(command, str(tmp_path / "passed.html")):
@@ -132,5 +135,7 @@ def test_each_check_belongs_to_a_step_of_its_runbook() -> None:
     transactional = txn.backup_steps(BackupOptions(cluster=cluster, storage=place, checksum=True))
     assert CHECKS["backup txn"].keys() <= {step.name for step in transactional}
     assert CHECKS["restore raw"].keys() <= {step.name for step in restore_steps(RestoreOptions(cluster, place))}
+    restored = txn_restore_steps(RestoreOptions(cluster, place))
+    assert CHECKS["restore txn"].keys() <= {step.name for step in restored}
     assert CHECKS["verify"].keys() <= verify
     assert CHECKS["diff"].keys() <= {step.name for step in COMPARISON}
