@@ -12,7 +12,7 @@ from tikv_br.cluster.clock import ClockDifference, measure_clock
 from tikv_br.cluster.pd_http import GcStatus, StoreStatus, gc_status, member_health, merges_regions, store_statuses
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.topology import read_config, store_config
-from tikv_br.cluster.versions import API_V2, CAPABILITIES, NEWEST_TRIED, OF_V2, RAW, Version, supports
+from tikv_br.cluster.versions import API_V2, CAPABILITIES, NEWEST_TRIED, OF_V2, RAW, TXN_REWRITE, Version, supports
 from tikv_br.errors import ClusterError, ClusterUnreachable
 from tikv_br.formats.api_version import ApiVersion
 
@@ -85,7 +85,7 @@ def judge_version(
     known = sorted(map(Version.parse, found))
     if not known:
         return skipped("there is no store")
-    unused = OF_V2 if api_version not in {ApiVersion.V2, None} else ()
+    unused = {TXN_REWRITE, *(OF_V2 if api_version not in {ApiVersion.V2, None} else ())}  # `restore txn` says it itself
     lacking = [each for each in CAPABILITIES if each.since and each not in unused and not supports(known[0], each)]
     refused = [f"{each.name} ({each.used_by}) needs {each.needed(known[0])}" for each in lacking if not each.older]
     if refused:
