@@ -79,12 +79,15 @@ class Subscriptions:
     def scan_again(self, start: bytes, end: bytes, ts: int) -> None:
         """End the subscriptions of encoded keys: new ones deliver all changes since a ts."""
         spans = set(map(id, self._frontier.rewind(start, end, ts)))
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):
             for subscription in stream.subscriptions:
-                if id(subscription.span) in spans:
-                    stream.deregister(subscription)
-                    self._frontier.mark_gap(subscription.span)
-                    subscription.span.retry_at = self._next_retry = 0.0
+                if id(subscription.span) not in spans:
+                    continue
+                self._deregister(stream, subscription)
+                self._frontier.mark_gap(subscription.span)
+                subscription.span.retry_at = self._next_retry = 0.0
+                if not stream.call.multiplexed:
+                    break  # all its subscriptions have ended
 
     def end(self, stream: StoreStream, subscription: Subscription, advice: ResubscribeAdvice) -> None:
         """Turn a subscription that has ended into a gap, and schedule its retry."""

@@ -374,6 +374,21 @@ def test_a_stalled_region_reopens_the_stream_of_a_store_before_7_3(fake_cluster:
         assert [request.checkpoint_ts for _, request in feeds.registered(region_id)] == [START, START + 10 * MS]
 
 
+def test_scanning_again_reopens_the_stream_of_a_store_before_7_3(fake_cluster: Callable[..., FakeCluster]) -> None:
+    """The rows of an ingest are scanned from the earlier timestamp; the store's other region resumes from its resolved-ts."""
+    feeds = ScriptedFeeds(fake_cluster(), method=V1)
+    feeds.fake.regions = [with_leader(region(1, b"", b"m")), with_leader(region(2, b"m", b""))]
+    for region_id in (1, 2):
+        feeds.script(region_id, all_of(at=10), all_of(at=20))
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 10)[1] == [10]
+        feed._subscriptions.scan_again(b"", CODEC.bound(CODEC.rpc_key(b"m")), START + 5 * MS)
+        assert until_resolved(feed, 20)[1] == [20]
+    assert not any(request.HasField("deregister") for _, request in feeds.requests)
+    assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START, START + 5 * MS]
+    assert [request.checkpoint_ts for _, request in feeds.registered(2)] == [START, START + 10 * MS]
+
+
 def test_a_stalled_scan_is_resubscribed(feeds: ScriptedFeeds) -> None:
     """If a store ends no incremental scan, the feed resubscribes from the same checkpoint."""
     feeds.script(1, lambda request: [rows(request, (b"b", 5)), resolved(request, 8)], all_of((b"b", 5), at=20))
