@@ -126,7 +126,7 @@ def split(records: pa.RecordBatch, prefix: bytes = b"") -> tuple[pa.RecordBatch,
     from tikv_br.formats.kernels import mvcc as kernels
 
     ts, deleted = columns.numbers(records["ts"]), columns.flags(records["deleted"])
-    keys = columns.build(*kernels.encode_keys(*columns.view(records["key"]), columns.from_bytes(prefix), ts))
+    keys = columns.build(*kernels.encode_txn_keys(*columns.view(records["key"]), columns.from_bytes(prefix), ts))
     values = columns.build(*kernels.encode_records(*columns.view(records["value"]), ts, deleted))
     long = pc.and_not(pc.greater(pc.binary_length(records["value"]), SHORT_VALUE), records["deleted"])
     return (
@@ -202,7 +202,7 @@ def _decode_keys(stored: pa.RecordBatch, prefix: bytes) -> tuple[pa.LargeBinaryA
     from tikv_br.formats import columns
     from tikv_br.formats.kernels import mvcc as kernels
 
-    row, reason, offsets, data, ts = kernels.decode_keys(*columns.view(stored["key"]), columns.from_bytes(prefix))
+    row, reason, offsets, data, ts = kernels.decode_txn_keys(*columns.view(stored["key"]), columns.from_bytes(prefix))
     _check(row, reason, stored, prefix)
     return columns.build(offsets, data), ts
 

@@ -1,6 +1,6 @@
 """Rows of the column families ``write`` and ``default``, by column: decoded, matched with each other, and encoded.
 
-As in `rows`, a decoder proves each length before it reads, and reports which row is invalid, and why.
+As in `tikv_br.formats.kernels.rows`, a decoder proves each length before it reads, and reports which row is invalid, and why.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from tikv_br.formats.columns import Bytes, Flags, Numbers, Offsets
 from tikv_br.formats.jit import njit
-from tikv_br.formats.kernels.memory import NOT_THERE, U64, copy, get_u64, get_varint, put_u64
-from tikv_br.formats.kernels.rows import BAD_TS, GOOD, ZERO_EXPIRY, check_versioned_key, decode_key, encode_key
-from tikv_br.formats.keys.codec import ENCODED_GROUP, GROUP, TS_SIZE
+from tikv_br.formats.kernels.memory import NOT_THERE, U64, copy, get_u64, get_varint
+from tikv_br.formats.kernels.rows import GOOD, ZERO_EXPIRY, decode_keys, encode_keys
+from tikv_br.formats.keys.codec import TS_SIZE
 from tikv_br.formats.values import SHORT_VALUE
 
 Spans = npt.NDArray[np.int64]
@@ -26,29 +26,14 @@ VALUE_OF_DELETE = CUT_OFF + 1
 
 IN_DEFAULT = -1
 
-_Z = np.uint8(ord("z"))
 _PUT, _DELETE, _LOCK, _ROLLBACK = ord("P"), ord("D"), ord("L"), ord("R")
 _VALUE, _OVERLAPPED, _FENCE, _LAST_CHANGE, _SOURCE = ord("v"), ord("R"), ord("F"), ord("l"), ord("S")
 
 
 @njit
-def decode_keys(offsets: Offsets, data: Bytes, prefix: Bytes) -> tuple[int, int, Offsets, Bytes, Numbers]:
+def decode_txn_keys(offsets: Offsets, data: Bytes, prefix: Bytes) -> tuple[int, int, Offsets, Bytes, Numbers]:
     """User keys and ts of data keys: (wrong row, reason or `GOOD`, offsets, data, ts)."""
-    rows, size_before = len(offsets) - 1, len(prefix)
-    ends = np.zeros(rows + 1, np.int64)
-    ts = np.empty(rows, np.uint64)
-    for row in range(rows):
-        reason, size = check_versioned_key(data, offsets[row], offsets[row + 1], prefix, size_before)
-        if reason == GOOD:
-            ts[row] = ~get_u64(data, offsets[row + 1] - TS_SIZE)
-            reason = GOOD if ts[row] else BAD_TS
-        if reason != GOOD:
-            return row, reason, ends, np.empty(0, np.uint8), ts
-        ends[row + 1] = ends[row] + size
-    out = np.empty(ends[rows], np.uint8)
-    for row in range(rows):
-        decode_key(out, ends[row], ends[row + 1] - ends[row], data, offsets[row] + 1, size_before)
-    return 0, GOOD, ends, out, ts
+    return decode_keys(offsets, data, prefix, len(prefix))
 
 
 @njit(forceinline=True)
@@ -117,7 +102,7 @@ def first_mismatch(
     """Compare data keys of ``write``, at these rows and with start ts, with those of ``default``, one by one.
 
     Returns the first index at which they differ and the sign of the key of ``write`` minus the other; sign 0 = all are equal.
-    The keys were checked by `decode_keys`.
+    The keys were checked by `decode_txn_keys`.
     """
     for index in range(len(rows)):
         at, since = offsets[rows[index]], other_offsets[index]
@@ -158,19 +143,9 @@ def gather_values(spans: Spans, short: Bytes, long_offsets: Offsets, long: Bytes
 
 
 @njit
-def encode_keys(offsets: Offsets, data: Bytes, prefix: Bytes, ts: Numbers) -> tuple[Offsets, Bytes]:
+def encode_txn_keys(offsets: Offsets, data: Bytes, prefix: Bytes, ts: Numbers) -> tuple[Offsets, Bytes]:
     """Data keys: ``z``, MCE(prefix + user key), ~ts big endian."""
-    rows, size_before = len(offsets) - 1, len(prefix)
-    ends = np.zeros(rows + 1, np.int64)
-    for row in range(rows):
-        size = size_before + offsets[row + 1] - offsets[row]
-        ends[row + 1] = ends[row] + 1 + (size // GROUP + 1) * ENCODED_GROUP + TS_SIZE
-    out = np.empty(ends[rows], np.uint8)
-    for row in range(rows):
-        out[ends[row]] = _Z
-        at = encode_key(out, ends[row] + 1, prefix, size_before, data, offsets[row], offsets[row + 1])
-        put_u64(out, at, ~ts[row])
-    return ends, out
+    return encode_keys(offsets, data, prefix, len(prefix), ts, U64(0))
 
 
 @njit
