@@ -26,7 +26,7 @@ from tikv_br.restore.inspect import rows_differ
 from tikv_br.restore.options import Restamp, RestoreOptions, Via
 from tikv_br.restore.resume import save_checkpoint
 from tikv_br.restore.steps import FIRST_CHANGE, RestoreStep, first_steps, ingest_steps, runbook
-from tikv_br.restore.target import comparison_of, gaps_of
+from tikv_br.restore.target import check_target, comparison_of, gaps_of
 from tikv_br.restore.transfer import split, while_locked
 from tikv_br.steps import FunctionStep
 
@@ -112,6 +112,7 @@ def choose_timestamp(context: RestoreContext) -> None:
     if context.options.restamp is not Restamp.NEVER:
         context.restamp_ts = now
         context.reporter(Notice(f"all rows get the new timestamp {show_ts(now)}"))
+        check_target(context)  # rows that were written since it was checked would be hidden
     elif (ts := context.backup.backup_ts) > now:
         raise TimestampAheadOfTso(
             f"the backup has rows up to ts {ts}, {seconds_between(now, ts):.1f} s ahead of the target's TSO"

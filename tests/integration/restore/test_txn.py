@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.backup.data import when
 from tests.integration.restore.restores import leftovers
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.live_txn_backups import (
@@ -39,6 +40,7 @@ from tikv_br.errors import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import Restamp, RestoreOptions, Via
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.record import remove_all
@@ -159,6 +161,14 @@ def test_a_target_with_rows_or_locks(location: StorageLocation, emptied: LiveClu
     write_rows(emptied, {b"row00001": b"to be replaced", b"row00001-other": b"kept"})
     restored(emptied, location, allow_overwrite=True)
     assert read_rows(emptied) == ROWS | {b"row00001-other": b"kept"}
+
+
+def test_rows_that_come_before_the_timestamp_is_chosen(location: StorageLocation, emptied: LiveCluster) -> None:
+    """They would be hidden by the restored ones: nothing is changed."""
+    write = when(StepStarted, "check timestamps", lambda: write_rows(emptied, {b"row00001": b"of a client"}))
+    with pytest.raises(TargetNotEmpty, match=b"row00001".hex()):
+        restore(RestoreOptions(emptied.config, location, key_mode=KeyMode.TXN), write)
+    assert read_rows(emptied) == {b"row00001": b"of a client"}
 
 
 def test_kept_timestamps(location: StorageLocation, emptied: LiveCluster) -> None:
