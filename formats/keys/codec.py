@@ -59,7 +59,7 @@ TXN_MODE, TXN_MODE_END = b"x", b"y"
 
 
 class KeyMode(enum.StrEnum):
-    """How clients write keys, which decides their form in stores."""
+    """The API that clients write keys with; it decides the form of keys in stores."""
 
     RAW = "raw"
     TXN = "txn"

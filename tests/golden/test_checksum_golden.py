@@ -91,7 +91,7 @@ class Replay:
 
 @pytest.mark.parametrize("backup", ["full", "full-later", "gc-fence"])
 def test_recorded_checksums(fake: FakeCluster, recorded: Path, backup: str) -> None:
-    """Of all regions together they are the checksum of the recorded rows; nothing but the context differs in the requests."""
+    """The sums of all regions are those of the recorded rows; nothing but the context differs in the requests."""
     replay = Replay(fake, recorded / backup)
     rows = json.loads((replay.folder / "rows.json").read_text())["rows"]
     pairs = [bytes.fromhex(row["key"]) + recorded_value(row) for row in rows]

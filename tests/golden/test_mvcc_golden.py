@@ -31,7 +31,7 @@ class Recorded:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What it must hold."""
+        """The expected rows."""
         found: dict[str, Any] = json.loads((self.folder / "rows.json").read_text())
         return found
 

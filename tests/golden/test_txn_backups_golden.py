@@ -1,4 +1,4 @@
-"""What the commands say of transactional backups whose files real stores wrote, by tikv-br and by BR."""
+"""Commands read transactional backups whose files real stores wrote, by tikv-br and by BR."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_fences_are_counted(golden: Path, store: ObjectStore, recorded: Path) ->
 
 
 def test_another_tool_sees_the_same(recorded: Path, store: ObjectStore) -> None:
-    """What BR's records do not have is taken from the files."""
+    """Facts that BR's records lack are taken from the files."""
     backup = made_by("br", store, recorded)
     assert backup.manifest is None
     assert backup.ranges == tuple(sorted({KeyRange(file.start_key, file.end_key) for file in recorded_files(recorded)}))
@@ -244,7 +244,7 @@ def test_damage_in_sound_tables(
 
 
 def findings(store: ObjectStore, level: Level) -> list[Finding]:
-    """What a verification finds."""
+    """The findings of a verification."""
     found: list[Finding] = []
     with pytest.raises(BackupDamaged):
         verify(VerifyOptions(store.location, level, executor="driver"), on_finding=found.append)

@@ -70,7 +70,7 @@ def test_checksums_beside_splits(txns: Txns) -> None:
 
 @pytest.mark.core("backup")
 def test_checksums_beside_locks(txns: Txns) -> None:
-    """What ended is counted as it ended; live transactions commit later, and none of their rows is counted."""
+    """Transactions that ended are counted as they ended; live transactions commit later, and none of their rows is counted."""
     txns.live.split(*(encode(txns.key(name)) for name in NAMES[5::10]))
     first = txns.prewrite(*NAMES)
     txns.commit(first, *NAMES)

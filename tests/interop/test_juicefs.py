@@ -21,7 +21,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
 
 SIZES = [0, 1, 4095, 100_000, (4 << 20) + 1, *range(1000, 1040)]
-"""Of files: none, some, and more than one block of data."""
+"""Sizes of files: none, some, and more than one block of data."""
 FILES_OF_MDTEST = 2 * 13 * 20
 
 
@@ -92,7 +92,7 @@ def test_a_volume(live: LiveCluster, volume: JuiceFs, tmp_path: Path) -> None:
 
 
 def test_lost_data_are_found(volume: JuiceFs, tmp_path: Path) -> None:
-    """What the other tests rely on: an object that is missing, and metadata of a file that are."""
+    """fsck, which the other tests rely on, reports a file whose object is missing."""
     source_of(tmp_path / "source")
     volume.copy_in(tmp_path / "source", "data")
     volume.fsck()

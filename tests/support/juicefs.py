@@ -50,7 +50,7 @@ class JuiceFs:
         )
 
     def run(self, *arguments: str, timeout: float = 120) -> str:
-        """What a command prints. Raises `JuiceFsFailed`, also for a warning or an error in its log."""
+        """The output of a command. Raises `JuiceFsFailed`, also for a warning or an error in its log."""
         with self.start(*arguments) as process:
             try:
                 output, _ = process.communicate(timeout=timeout)

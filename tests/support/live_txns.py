@@ -98,7 +98,7 @@ class Txns:
         return commit_ts
 
     def get(self, name: bytes) -> kv.GetResponse:
-        """What a reader of now finds."""
+        """The rows that a reader of now finds."""
         answer: kv.GetResponse = self.call(
             "KvGet", self.key(name), kv.GetRequest(key=self.key(name), version=self.ts())
         )
@@ -117,5 +117,5 @@ class Txns:
 
 
 def prefix_of(live: LiveCluster, keyspace: int) -> bytes:
-    """What keys have in front of their names."""
+    """The prefix of keys."""
     return b"x" + keyspace.to_bytes(3, "big") if live.cluster.api_version is ApiVersion.V2 else b""

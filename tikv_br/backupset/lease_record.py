@@ -1,4 +1,4 @@
-"""What a lease consists of: the process that holds it, and its numbered objects."""
+"""The record of a lease: the process that holds it, and its numbered objects."""
 
 from __future__ import annotations
 

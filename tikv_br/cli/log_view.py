@@ -1,4 +1,4 @@
-"""How a log archive is shown: its status, its segments, and the changes of a key."""
+"""Output about a log archive: its status, its segments, and the changes of a key."""
 
 from __future__ import annotations
 

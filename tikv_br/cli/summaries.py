@@ -1,4 +1,4 @@
-"""How plans and summaries of backups and restores are shown, and their figures for reports."""
+"""Output of plans and summaries of backups and restores, and their figures for reports."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CHECKSUM = 105
 LAST_KEY = b"\xff" * 64
 """End of a range without one: below an empty end, stores count nothing."""
 STORE_SECONDS = 60.0
-"""Seconds after which a store gives up a request (``coprocessor.end-point-request-max-handle-duration``)."""
+"""Seconds after which a store ends a request with an error (``coprocessor.end-point-request-max-handle-duration``)."""
 _TOO_SLOW = "exceeding the deadline"
 """Substring of its error text then, which is a region error or, in older versions, another error."""
 

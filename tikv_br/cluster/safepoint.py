@@ -33,7 +33,7 @@ OTHER_GC_HINT = (
     "(gc-interval), others that use client-go's GC, and TiDB once a safe point has expired. Turn their GC off until the backup has "
     "ended (JuiceFS: gc-interval=0), or give it a longer life time than a backup takes; then start over with --no-resume."
 )
-"""What to do if GC has passed the safe point of a backup."""
+"""The hint if GC has passed the safe point of a backup."""
 
 
 class SafePointApi(Protocol):

@@ -1,4 +1,4 @@
-"""What surrounds every RPC of the playground: failpoints, and the measurement of calls."""
+"""The interceptors of every RPC of the playground: failpoints, and the measurement of calls."""
 
 from __future__ import annotations
 

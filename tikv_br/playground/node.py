@@ -1,4 +1,4 @@
-"""What the services of one store share, its timestamps, and its end by a request that would crash a real store."""
+"""The state that the services of one store share, its timestamps, and its end by a request that would crash a real store."""
 
 from __future__ import annotations
 

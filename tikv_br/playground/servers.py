@@ -151,7 +151,7 @@ class HttpServer:
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """What a server needs for TLS, with clients' certificates if they are mutual."""
+    """The credentials of a server for TLS, with clients' certificates if they are mutual."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
     context.load_cert_chain(Path(tls.cert), Path(tls.key))
     context.verify_mode = ssl.CERT_REQUIRED if tls.mutual else ssl.CERT_OPTIONAL

@@ -124,7 +124,7 @@ def _element(text: str, name: str) -> str:
 
 
 class CloudFailures(abc.ABC):
-    """What the answers of a cloud mean. Each cloud says what is special to it."""
+    """The meaning of the answers of a cloud; each cloud defines its own codes."""
 
     _CREDENTIALS_HINT = ""
     """Hint for the case that obstore's own chain finds no credentials."""

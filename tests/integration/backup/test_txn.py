@@ -85,7 +85,7 @@ class Source:
         return self.txns.commit(start_ts, name)
 
     def rows_at(self, ts: int) -> dict[bytes, bytes]:
-        """What a reader at a timestamp finds."""
+        """The rows that a reader at a timestamp finds."""
         found = {}
         for name in NAMES:
             request = kv.GetRequest(key=self.txns.key(name), version=ts)
@@ -233,7 +233,7 @@ def test_a_live_async_commit(source: Source) -> None:
 
 @pytest.mark.parametrize("command", ["split", "transfer-leader"])
 def test_a_region_that_moves_before_it_is_written(source: Source, command: str) -> None:
-    """What its store does not answer for is requested again, and no row is lost or twice."""
+    """Parts that a store does not answer for are requested again, and no row is lost or there twice."""
     for name in NAMES:
         source.put(name, LONG if name[-1] % 2 else b"short")
     bound = encode(source.txns.key(NAMES[7]))
@@ -332,7 +332,7 @@ def test_gc_that_passes_between_two_runs(source: Source) -> None:
 
 
 def test_ranges_and_keyspaces(source: Source) -> None:
-    """Of each keyspace with transactions, those of others too; a range without a row is refused."""
+    """All keyspaces with transactions are backed up, also those without a name in PD; a range without a row is refused."""
     for name in NAMES[:20]:
         source.put(name, b"row")
     part = (KeyRange(NAMES[3], NAMES[5]), KeyRange(NAMES[10], NAMES[12]))
@@ -352,7 +352,7 @@ def test_ranges_and_keyspaces(source: Source) -> None:
 
 
 def test_a_dry_run_and_the_command(source: Source, tmp_path: Path) -> None:
-    """The plan writes nothing; the command makes an encrypted backup, whose summary says what it is."""
+    """The plan writes nothing; the command makes an encrypted backup, with a summary."""
     for number in (0, 15, 30):
         source.put(NAMES[number], LONG)
     planned = source.wanted(dry_run=True)
@@ -373,7 +373,7 @@ def test_a_dry_run_and_the_command(source: Source, tmp_path: Path) -> None:
 
 
 def test_raw_data_beside_transactions(options: Options, tmp_path: Path) -> None:
-    """Of API V1: a raw bound in the range is refused by name before anything is written; outside of it, it is no obstacle."""
+    """In API V1 a raw bound in the range is refused by name before anything is written; outside of it, it is no obstacle."""
     with live_cluster(tmp_path / "cluster", V1, stores=1) as live:
         source = Source(Txns(live, b""), options, tmp_path)
         live.raw().put(b"raw-5", b"raw")
@@ -389,7 +389,7 @@ def test_raw_data_beside_transactions(options: Options, tmp_path: Path) -> None:
 
 
 def test_stores_that_do_not_pass_locks(options: Options, tmp_path: Path) -> None:
-    """Of older versions: a live transaction is waited for, until it ends or in vain."""
+    """Stores of older versions wait for a live transaction until it ends, or until the patience ends."""
     with live_cluster(tmp_path / "cluster", V1, stores=1, tikv_version="8.5.0") as live:
         source = Source(Txns(live, b""), options, tmp_path)
         source.put(NAMES[0], b"row")

@@ -53,7 +53,7 @@ def options(live: LiveCluster, location: StorageLocation) -> VerifyOptions:
 
 
 def differences(live: LiveCluster, location: StorageLocation) -> list[Finding]:
-    """What differs in the cluster."""
+    """A difference in the cluster."""
     found: list[Finding] = []
     with pytest.raises(ChecksumMismatch):
         verify(options(live, location), on_finding=found.append)

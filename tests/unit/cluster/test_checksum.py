@@ -123,7 +123,7 @@ def test_locks_are_resolved(store: Store) -> None:
 
 
 def test_locks_that_stay(store: Store) -> None:
-    """Of live transactions they are named; if there is none to be seen, the retry budget ends it."""
+    """Live transactions are named in the error; if none is found, the retry budget ends the request."""
     store.fake.kv("Coprocessor", LOCKED)
     store.fake.kv("KvScanLock", kv.ScanLockResponse(locks=[LOCK]))
     store.fake.kv("KvCheckTxnStatus", kv.CheckTxnStatusResponse(lock_ttl=1, lock_info=LOCK))
@@ -146,7 +146,7 @@ def row(key: bytes) -> kv.ScanResponse:
 
 
 @pytest.mark.parametrize("late", TOO_SLOW, ids=["busy", "other"])
-def test_what_is_too_slow_is_halved(store: Store, late: coprocessor_pb2.Response) -> None:
+def test_a_slow_range_is_halved(store: Store, late: coprocessor_pb2.Response) -> None:
     """Between the first and the last row, as often as needed; a row that is locked counts. The parts are the range."""
     store.fake.kv("Coprocessor", late, late, answer(1), answer(2), answer(4), answer(8), answer(16))
     locked = kv.ScanResponse(pairs=[kv.KvPair(error=kv.KeyError(locked=kv.LockInfo(key=b"a1")))])

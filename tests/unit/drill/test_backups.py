@@ -1,4 +1,4 @@
-"""Which backup of a folder a drill restores."""
+"""The choice of the backup that a drill restores."""
 
 from __future__ import annotations
 

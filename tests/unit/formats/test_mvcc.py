@@ -137,7 +137,7 @@ def test_rows_survive_both_column_families(found: set[bytes], seed: int, prefix:
 
 
 @given(st.sets(keys(), min_size=1, max_size=9), st.integers(0, 99), PREFIXES)
-def test_what_rows_become(found: set[bytes], seed: int, prefix: bytes) -> None:
+def test_rows_become_records(found: set[bytes], seed: int, prefix: bytes) -> None:
     """Keys, records and long values are as the record's own codec and the memcomparable one write them."""
     rows = rows_of(sorted(found), seed)
     default, write = mvcc.split(rows, prefix)
@@ -191,7 +191,9 @@ LONG = bytes(300)
         ([put(b"a")], [(b"y" + key(b"a", 5)[1:], LONG)], "row 0.*does not begin with z"),
     ],
 )  # fmt: skip
-def test_what_no_store_writes(write: list[tuple[bytes, bytes]], default: list[tuple[bytes, bytes]], what: str) -> None:
+def test_records_that_no_store_writes_are_refused(
+    write: list[tuple[bytes, bytes]], default: list[tuple[bytes, bytes]], what: str
+) -> None:
     """Files that do not belong together and rows of no backup are damaged; the message has the key."""
     with pytest.raises(DamagedBytes, match=what):
         joined(batch(write), batch(default))

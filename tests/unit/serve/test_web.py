@@ -96,7 +96,7 @@ def test_the_page_has_what_the_overview_has() -> None:
 
 
 def test_transactional_backups_are_marked() -> None:
-    """The page has the mode of their keys beside the API version; that of others has the version alone."""
+    """The page shows the key mode beside the API version; for raw backups the version alone."""
     found = replace(healthy(), backups=(backups(entry("raw", 2.0), entry("txn", 1.0, key_mode=KeyMode.TXN)),))
     texts = Elements(ask(site(overview(found))).body).texts
     assert (texts.count("v2"), texts.count("v2 txn")) == (1, 1)
