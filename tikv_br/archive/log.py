@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from tikv_br.archive.coverage import Coverage, LogGap
 from tikv_br.archive.objects import DamagedObject, read_checkpoint_ts, read_segment, read_truncated_ts
 from tikv_br.archive.records import DESCRIPTION, LogDescription, Segment, SegmentName, check_id
-from tikv_br.backupset.files import FileEntry, verify_file_content, verify_file_identity
+from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.identity import verify_file_content, verify_file_identity
 from tikv_br.backupset.rows import read_rows
 from tikv_br.backupset.sealed import read_record
 from tikv_br.cluster.timestamps import show_ts

@@ -14,7 +14,7 @@ from tikv_br.archive.records import (
     Truncation,
     checkpoint_epoch,
 )
-from tikv_br.backupset.files import replaced_size_damage
+from tikv_br.backupset.identity import replaced_size_damage
 from tikv_br.backupset.sealed import read_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.records import load

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from tikv_br.backupset import coverage, layout, ledger, manifest, run_record
 from tikv_br.backupset.backupmeta import MetaEncoder, meta_content
 from tikv_br.backupset.coverage import RegionList, require_disjoint
-from tikv_br.backupset.files import ColumnFamily, FileEntry, Totals, size_damage, totals
+from tikv_br.backupset.files import ColumnFamily, FileEntry, Totals, totals
+from tikv_br.backupset.identity import size_damage
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description, Manifest, Statistics
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CoverageError, StorageError

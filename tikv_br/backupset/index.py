@@ -6,20 +6,18 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tikv_br import records
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.index_entry import IndexEntry, entry_of, entry_of_backup, load, validated
+from tikv_br.backupset.manifest import Manifest
 from tikv_br.cancellation import run_on_threads
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError, StorageError, StorageObjectMissing, UsageError
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
-
-if TYPE_CHECKING:
-    from tikv_br.backupset.manifest import Manifest
-from tikv_br.backupset.index_entry import IndexEntry, entry_of, entry_of_backup, load, validated
 
 FOLDER = "tikv-br-index"
 ENTRIES = f"{FOLDER}/entries"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec, keyspaces_in
-from tikv_br.backupset.files import FileEntry, FileKind, FilePair, verify_file_identity
+from tikv_br.backupset.files import FileEntry, FileKind, FilePair
+from tikv_br.backupset.identity import verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
 from tikv_br.formats.errors import FormatError, UnsupportedFormat
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec, KeyMode

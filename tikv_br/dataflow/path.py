@@ -11,7 +11,7 @@ from tikv_br.backupset import layout, lease, ledger, run_record
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.backupset.coverage import keyspaces_in
-from tikv_br.backupset.files import verify_file_identity
+from tikv_br.backupset.identity import verify_file_identity
 from tikv_br.backupset.index import place_of
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.backupset.manifest import Description

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.files import FileEntry, FileKind, FilePair, content_damage, verify_file_identity
+from tikv_br.backupset.files import FileEntry, FileKind, FilePair
+from tikv_br.backupset.identity import content_damage, verify_file_identity
 from tikv_br.backupset.rows import kind_of
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from typing import TypeVar
 
-from tikv_br.backupset import backupmeta, layout, manifest
+from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.backupmeta import meta_content
-from tikv_br.backupset.coverage import require_disjoint
-from tikv_br.backupset.files import FileEntry, FilePair, replaced_size_damage
-from tikv_br.backupset.manifest import Manifest
+from tikv_br.backupset.files import FileEntry, FilePair
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
@@ -21,22 +16,18 @@ from tikv_br.compare.files import FilePart
 from tikv_br.errors import (
     BackupDamaged,
     BackupSetError,
-    BackupUnsupported,
-    CoverageError,
-    CrypterMismatch,
-    StorageObjectMissing,
     UsageError,
 )
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange, subtract
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step
-from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, run_tasks
 from tikv_br.tasks.settings import check_settings
 from tikv_br.verify.checks import CompareJob, FileJob, TaskFindings, check_part, compare_with_cluster, name_of
 from tikv_br.verify.options import Finding, Level, VerifyOptions
+from tikv_br.verify.records import check_listing, check_records, read_records
 
 SPARK_BYTES = 16 << 30
 """Stored bytes from which on Spark is used if the executor is ``auto``."""
@@ -69,85 +60,6 @@ def choose_executor(options: VerifyOptions, work_bytes: int) -> ExecutorOptions:
         kind = "spark"
     threads = options.threads if kind == "driver" else options.concurrency
     return ExecutorOptions(kind, options.spark_master, threads, options.spark_settings)
-
-
-T = TypeVar("T")
-
-
-def read_records(store: ObjectStore) -> tuple[BackupSet | None, list[Finding]]:
-    """Read `backupmeta` and the manifest. If one is damaged, use the other; None if both are.
-
-    Raises `BackupNotFound`, `BackupUnsupported`, `CrypterMismatch` and `StorageError`.
-    """
-    try:
-        return BackupSet.open(store, key_mode=None), []
-    except BackupDamaged as error:
-        damage = error.message
-    findings: list[Finding] = []
-    crypter = store.location.crypter
-    known = _read(store, layout.MANIFEST, partial(manifest.load, crypter=crypter), findings)
-    content = _read(store, layout.META, partial(backupmeta.decode, crypter=crypter), findings)
-    if not findings:
-        findings = [Finding(layout.META, damage, Level.META)]
-    if known is not None:
-        content = meta_content(known.description, known.files)
-    return (None if content is None else BackupSet.from_records(store, content, known)), findings
-
-
-def check_records(backup: BackupSet) -> Iterator[Finding]:
-    """Check the records for contradictions: overlapping ranges, and sums that do not add up."""
-    try:
-        require_disjoint(backup.ranges)
-    except CoverageError as error:
-        yield Finding(layout.META, f"has overlapping ranges: {error.message}", Level.META)
-    for before, file in pairwise(sorted(backup.files, key=lambda file: (file.cf, file.key_range))):
-        if before.cf == file.cf and (not before.key_range.end or file.start_key < before.end_key):
-            cause = f"its range {file.key_range} overlaps that of {before.name}, {before.key_range}"
-            yield Finding(file.name, cause, Level.META)
-    if backup.manifest is not None:
-        yield from _check_statistics(backup, backup.manifest)
-
-
-def check_listing(
-    backup: BackupSet, listing: Mapping[str, ObjectInfo]
-) -> tuple[list[FileEntry], list[Finding], list[str]]:
-    """The files that exist with the recorded size, the findings on the others, and the names of foreign objects."""
-    present: list[FileEntry] = []
-    findings: list[Finding] = []
-    for file in backup.files:
-        info = listing.get(file.name)
-        if info is None:
-            findings.append(Finding(file.name, "is missing", Level.META))
-        elif damage := replaced_size_damage(backup.store, file, info.size):
-            findings.append(Finding(file.name, damage, Level.META))
-        else:
-            present.append(file)
-    named = {layout.META, layout.MANIFEST, layout.LOCK, *(file.name for file in backup.files)}
-    foreign = [name for name in listing.keys() - named if not name.startswith(f"{layout.RESTORE}/")]
-    return present, findings, sorted(foreign)
-
-
-def _read(store: ObjectStore, name: str, parse: Callable[[bytes], T], findings: list[Finding]) -> T | None:
-    try:
-        return parse(store.get(name))
-    except StorageObjectMissing:
-        if name == layout.MANIFEST:
-            findings.append(Finding(name, "is missing, although tikv-br made the backup", Level.META))
-    except (BackupDamaged, BackupUnsupported, CrypterMismatch) as error:
-        findings.append(Finding(name, error.message, Level.META))
-    return None
-
-
-def _check_statistics(backup: BackupSet, known: Manifest) -> Iterator[Finding]:
-    sums, said = backup.totals, known.statistics
-    for name, found, recorded in (
-        ("rows", sums.total_kvs, said.total_kvs),
-        ("bytes of keys and values", sums.total_bytes, said.total_bytes),
-        ("stored bytes", sums.size, said.backup_size),
-        ("crc64xor", sums.crc64xor, said.crc64xor),
-    ):
-        if found != recorded:
-            yield Finding(layout.MANIFEST, f"records {recorded} {name}, but its files have {found}", Level.META)
 
 
 FOREIGN_NOTES = 20
