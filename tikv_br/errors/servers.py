@@ -118,7 +118,7 @@ class LocksRemain(ClusterError):
     """Live transactions hold locks that a backup at its timestamp cannot pass."""
 
     exit_code = 17
-    default_hint = "Run the same command again once these transactions have ended. If their clients are gone, the locks are resolved after their TTL."
+    default_hint = "Run the same command again once these transactions have ended, or let a backup wait longer with --lock-patience. If their clients are gone, the locks are resolved after their TTL."
 
 
 class StorageError(TikvBrError):
