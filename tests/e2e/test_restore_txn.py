@@ -48,6 +48,10 @@ def test_restores_by_the_command_line(backup: str, golden: Path, tmp_path: Path)
         kept = succeed("restore", "txn", backup, *to, "--keep-timestamps").last
         assert (kept["restamp_ts"], read_rows(live, 1, ts=kept["backup_ts"])) == (0, rows)
         prefix = sorted(rows)[len(rows) // 2][:1]
+        chosen = ("--prefix", f"hex:{prefix.hex()}", "--to-keyspace", "6")
+        succeed("restore", "txn", backup, *to, *chosen)
+        assert read_rows(live, 6) == {key: value for key, value in rows.items() if key.startswith(prefix)}
+        assert tikv_br("restore", "txn", backup, *to, *chosen, "--start", "a").code == 2
         part = ("--rewrite-prefix", f"hex:{prefix.hex()}=hex:{b'renamed/'.hex()}", "--to-keyspace", "7")
         succeed("restore", "txn", backup, *to, *part)
         renamed = {b"renamed/" + key[1:]: value for key, value in rows.items() if key.startswith(prefix)}

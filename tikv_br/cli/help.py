@@ -49,6 +49,8 @@ _ADVANCED = {
     "playground": "pds region-split-size election-timeout disconnect-delay keyspace-split-delay resolved-ts-interval gc-barriers balance "
     "mutual-tls",
     "restore": "mode to-keyspace start end",
+    "restore point": "prefix",
+    "restore raw": "prefix",
     "sync": "interval exact-every etcd",
 }
 """Options that only ``--help-all`` shows: of all commands, and of those whose names begin with these words."""

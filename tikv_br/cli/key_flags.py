@@ -84,6 +84,26 @@ class OneRangeFlags(RangeFlags):
         return split_range(self.span, self.form)
 
 
+class RangeOrPrefixFlags(OneRangeFlags):
+    """One range of keys, also as ``--prefix``."""
+
+    prefix: str = flag("", "Only keys with this prefix, instead of a range.", metavar="KEY")
+
+    def key_range(self) -> KeyRange:
+        """As `RangeFlags.key_range`."""
+        if not self.prefix:
+            return super().key_range()
+        if any(self.bounds()):
+            raise UsageError("--prefix cannot be combined with a range", hint="Pass one of them.")
+        key = read_key(self.prefix, self.form, "--prefix")
+        return KeyRange(key, successor(key))
+
+    def notice(self, reporter: Reporter) -> None:
+        """As `RangeFlags.notice`."""
+        super().notice(reporter)
+        notice_ambiguous(reporter, self.key_format, [("--prefix", self.prefix)])
+
+
 def notice_ambiguous(reporter: Reporter, form: KeyForm | None, texts: Iterable[tuple[str, str]]) -> None:
     """Report keys that are read as text although they are hex as well, by flag, unless a form was asked for."""
     for name, text in texts:

@@ -47,7 +47,7 @@ class RestoreCommand(Command):
 
 class RestoreFlags(backup_flags.BackupFlags):
     cluster: shared.ClusterFlags
-    range: key_flags.OneRangeFlags
+    range: key_flags.RangeOrPrefixFlags
     keyspace: int | None = flag(
         None,
         "Restore only this keyspace of the backup, by id (API V2; default: all).",
