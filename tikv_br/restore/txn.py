@@ -101,7 +101,10 @@ def resolve_locks(context: RestoreContext) -> None:
     for each in context.wanted:
         report = resolver.resolve(each.target, now)
         if report.live:
-            raise TargetNotEmpty(f"clients write to the target: there is {report.live[0]}")
+            raise TargetNotEmpty(
+                f"clients write to the target: there is {report.live[0]}",
+                hint="Stop all clients of the target, then run the same command again.",
+            )
 
 
 def choose_timestamp(context: RestoreContext) -> None:

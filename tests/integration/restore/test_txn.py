@@ -150,8 +150,9 @@ def test_a_target_with_rows_or_locks(location: StorageLocation, emptied: LiveClu
     alive = txns.prewrite(b"alive", ttl=ALIVE)
     with pytest.raises(TargetNotEmpty, match=f"lock at key .*{b'alive'.hex()}|lock at key alive"):
         restored(emptied, location)
-    with pytest.raises(TargetNotEmpty):
+    with pytest.raises(TargetNotEmpty) as raised:
         restored(emptied, location, allow_overwrite=True)
+    assert "Stop all clients" in raised.value.hint
     txns.commit(alive, b"alive")
     with pytest.raises(TargetNotEmpty, match=b"alive".hex()):
         restored(emptied, location)
