@@ -170,6 +170,8 @@ def restore_figures(summary: RestoreSummary, *, age: bool = True) -> list[tuple[
     resumed = f" ({summary.resumed_files:,} by an earlier run)" if summary.resumed_files else ""
     saved = (f"{name} {human_seconds(seconds)}" for name, seconds in summary.overlap_seconds.items())
     others = f"{summary.other_kvs:,} other rows in the range were left alone" if summary.other_kvs else ""
+    if others and summary.key_mode == "txn":
+        others += ": the range is no snapshot"
     return [
         ("total-take", human_seconds(summary.seconds)),
         ("total-kv", f"{summary.total_kvs:,}"),

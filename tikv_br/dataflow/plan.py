@@ -139,11 +139,22 @@ def source_ranges(options: BackupOptions, cluster: Cluster, target: ApiVersion) 
 def require_rows(
     options: BackupOptions, cluster: Cluster, spans: Sequence[KeyRange], reporter: Reporter = silent
 ) -> None:
-    """Raise `NothingMatched` if no row is in explicit ranges or keyspaces, and report those that are empty."""
-    if options.allow_empty or not (options.ranges or set(options.keyspaces) - {ALL}):
+    """Raise `NothingMatched` if no row is in explicit ranges or keyspaces, and report those that are empty.
+
+    Without any, report an empty default keyspace if another one has a row.
+    """
+    mode = options.key_mode
+    if options.allow_empty:
+        return
+    if not (options.ranges or set(options.keyspaces) - {ALL}):
+        if cluster.api_version is ApiVersion.V2 and not options.keyspaces:
+            first = next(keyspaces_with_data(cluster, mode), 0)
+            if first:
+                reporter(
+                    Notice(f"keyspace 0, the default, has no row, but keyspace {first} has: select it with --keyspace")
+                )
         return
 
-    mode = options.key_mode
     ts = cluster.pd.tso() if mode is KeyMode.TXN else 0
 
     def is_empty(span: KeyRange) -> bool:

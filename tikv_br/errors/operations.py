@@ -84,7 +84,10 @@ class TargetNotEmpty(TikvBrError):
     """The target range already holds data."""
 
     exit_code = 40
-    default_hint = "Restore into an empty range, or pass --allow-overwrite."
+    default_hint = (
+        "Restore into an empty range. With --allow-overwrite, rows that the backup does not have stay: transactional data are then "
+        "no snapshot, which can break the programs that use them."
+    )
 
 
 class ChecksumMismatch(TikvBrError):

@@ -63,6 +63,13 @@ def check_fit(context: RestoreContext) -> None:
     options = context.options
     is_other_version = context.info.api_version is not context.backup.api_version
     context.cluster.require(versions.WRITES)
+    if options.allow_overwrite:
+        context.reporter(
+            Notice(
+                "--allow-overwrite: rows of the target that the backup does not have stay; with any such row the range is no snapshot, "
+                "and programs such as JuiceFS may damage their data"
+            )
+        )
     is_moved = is_other_version or options.to_keyspace or options.rewrite_prefix != (b"", b"")
     if is_moved and context.via is not Via.UPLOAD:
         context.cluster.require(versions.TXN_REWRITE)

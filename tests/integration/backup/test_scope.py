@@ -20,6 +20,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.sst.compression import Compression
+from tikv_br.progress_events import Event, Notice
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
@@ -147,6 +148,24 @@ def test_all_of_an_empty_cluster_is_the_default_keyspace(targets: Clusters, opti
     wanted = options(live, keyspaces=("all",))
     assert backup(wanted).summary.total_kvs == 0
     assert BackupSet.open(open_store(wanted.storage)).ranges == (KeyRange(b"r\0\0\0", b"r\0\0\1"),)
+
+
+def test_only_another_keyspace_has_rows(targets: Clusters, options: Options) -> None:
+    """A notice names --keyspace, unless the default keyspace has a row, too."""
+    live = targets(V2)
+    for keyspace in KEYSPACES:
+        live.raw(keyspace).delete_range(EVERY_KEY)
+
+    def notices() -> list[str]:
+        events: list[Event] = []
+        backup(options(live, dry_run=True), events.append)
+        return [event.message for event in events if isinstance(event, Notice) and "--keyspace" in event.message]
+
+    assert notices() == []
+    live.raw(8).put(b"k", b"v")
+    assert notices() == ["keyspace 0, the default, has no row, but keyspace 8 has: select it with --keyspace"]
+    live.raw(0).put(b"k", b"v")
+    assert notices() == []
 
 
 def test_several_ranges_of_a_cluster_without_keyspaces(clusters: Clusters, options: Options, tmp_path: Path) -> None:

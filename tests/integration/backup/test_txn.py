@@ -39,7 +39,7 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode, encode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.mvcc import WriteRecord
-from tikv_br.progress_events import Event, StepFinished, StepStarted
+from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted
 from tikv_br.storage.open import open_store
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
@@ -341,6 +341,10 @@ def test_ranges_and_keyspaces(source: Source) -> None:
     with pytest.raises(NothingMatched):
         backup_txn(source.wanted(ranges=(KeyRange(NAMES[30], NAMES[35]),)))
     if source.txns.prefix:
+        events: list[Event] = []
+        backup_txn(source.wanted(keyspaces=(), dry_run=True), events.append)
+        notices = [event.message for event in events if isinstance(event, Notice)]
+        assert "keyspace 0, the default, has no row, but keyspace 1 has: select it with --keyspace" in notices
         other = replace(source, txns=Txns(source.live, prefix_of(source.live, 0xABCDE)))
         other.put(NAMES[0], b"other")
         everything = source.wanted(keyspaces=("all",))

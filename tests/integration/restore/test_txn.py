@@ -26,6 +26,7 @@ from tests.support.openssl import crypter
 from tests.support.txn_backups import make_backup, make_foreign_backup, recorded_rows
 from tikv_br.backup.txn import backup_txn
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.cli.summaries import restore_figures
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.store import StoreClient
 from tikv_br.dataflow.options import BackupOptions
@@ -40,7 +41,7 @@ from tikv_br.errors import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.progress_events import StepStarted
+from tikv_br.progress_events import Event, Notice, StepStarted
 from tikv_br.restore.options import Restamp, RestoreOptions, Via
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.record import remove_all
@@ -154,13 +155,18 @@ def test_a_target_with_rows_or_locks(location: StorageLocation, emptied: LiveClu
         restored(emptied, location, allow_overwrite=True)
     assert "Stop all clients" in raised.value.hint
     txns.commit(alive, b"alive")
-    with pytest.raises(TargetNotEmpty, match=b"alive".hex()):
+    with pytest.raises(TargetNotEmpty, match=b"alive".hex()) as raised:
         restored(emptied, location)
+    assert "transactional data are then no snapshot" in raised.value.hint
     delete_range(emptied)
     txns.prewrite(b"dead", b"dead2")
     time.sleep(0.01)
     write_rows(emptied, {b"row00001": b"to be replaced", b"row00001-other": b"kept"})
-    restored(emptied, location, allow_overwrite=True)
+    events: list[Event] = []
+    options = RestoreOptions(emptied.config, location, key_mode=KeyMode.TXN, allow_overwrite=True)
+    figures = dict(restore_figures(restore(options, events.append)))
+    assert figures["other-rows"] == "1 other rows in the range were left alone: the range is no snapshot"
+    assert any("is no snapshot" in event.message for event in events if isinstance(event, Notice))
     assert read_rows(emptied) == ROWS | {b"row00001-other": b"kept"}
 
 
