@@ -48,9 +48,9 @@ _ADVANCED = {
     "log start": "state-dir etcd",
     "playground": "pds region-split-size election-timeout disconnect-delay keyspace-split-delay resolved-ts-interval gc-barriers balance "
     "mutual-tls",
-    "restore": "mode to-keyspace start end",
-    "restore point": "prefix",
-    "restore raw": "prefix",
+    "restore": "mode start end",
+    "restore point": "prefix to-keyspace",
+    "restore raw": "prefix to-keyspace",
     "sync": "interval exact-every etcd",
 }
 """Options that only ``--help-all`` shows: of all commands, and of those whose names begin with these words."""
