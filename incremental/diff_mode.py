@@ -21,6 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.txnkv import refuse_transactions
 from tikv_br.cluster.versions import WRITE_DEADLINE
 from tikv_br.compare.report import Meter, Report
 from tikv_br.diff.options import DiffOptions
@@ -179,6 +180,9 @@ class DiffMode:
             context = DiffContext(self._options.diff, clusters=self._clusters)
             find_sides(context)
             self._options.check_target(context.b.codec.api_version)
+            for place in (context.a, context.b):
+                if isinstance(place, ClusterPlace):
+                    refuse_transactions(self._clusters.get(place.config), context.options.span)
             self._clusters.get(context.b.config).notice_without(WRITE_DEADLINE)
             self._sides = context
         if not isinstance(self._sides.a, ClusterPlace):

@@ -37,6 +37,11 @@ def intersection(one: KeyRange, other: KeyRange) -> KeyRange:
     return KeyRange(start, max(start, end) if end else end)
 
 
+def hull(ranges: Sequence[KeyRange]) -> KeyRange:
+    """The smallest range with all of these, which are ascending and at least one."""
+    return KeyRange(ranges[0].start, ranges[-1].end)
+
+
 def gaps(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
     """Return the parts of ``wanted`` that no part covers, in order. Parts may overlap and extend beyond ``wanted``."""
     missing: list[KeyRange] = []

@@ -6,6 +6,7 @@ from tikv_br.backup import engines
 from tikv_br.backup.compare import compare_checksums
 from tikv_br.cluster import versions
 from tikv_br.cluster.safepoint import safe_point_keeper
+from tikv_br.cluster.txnkv import notice_transactions
 from tikv_br.dataflow import path, steps
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.convert import CONVERTED_TS, Conversion
@@ -15,6 +16,7 @@ from tikv_br.dataflow.plan import require_rows, source_ranges
 from tikv_br.dataflow.run import BackupReport, run_backup
 from tikv_br.errors import SafePointError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import hull
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.credentials import KEY_IN_CLEAR
@@ -80,6 +82,7 @@ def check_cluster(context: BackupContext) -> None:
         drop_ttl=Loss.TTL in options.allow_loss,
     )
     context.source_ranges = source_ranges(options, context.cluster, target)
+    notice_transactions(context.cluster, context.reporter, hull(context.source_ranges))
     with_ttl = info.api_version.has_ttl and not options.assume_no_ttl
     if with_ttl and context.engine.name == "scan":
         context.reporter(

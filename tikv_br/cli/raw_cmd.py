@@ -137,10 +137,12 @@ def delete_range(flags: DeleteRangeFlags) -> None:
             hint="Pass --start and --end, or --prefix; or --all to delete all keys of the keyspace.",
         )
     confirm = confirmation("raw delete-range", yes=flags.yes)
+    from tikv_br.cluster.txnkv import refuse_transactions
     from tikv_br.gc.status import followers
 
     bounds = f"from {quote(span.start, flags.range.form) or 'the beginning'} to {quote(span.end, flags.range.form) or 'the end'}"
     with flags.connected() as (cluster, client):
+        refuse_transactions(cluster, span)
         rows = client.checksum(span).total_kvs
         if rows and (services := followers(cluster)):
             log.warning(

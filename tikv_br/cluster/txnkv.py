@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_error_text, check_region_error
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.txn_calls import TxnCalls
-from tikv_br.formats.keys.codec import KeyMode
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.errors import ClusterUnfit
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
+from tikv_br.progress_events import Notice, Reporter
+
+REGIONS_LOOKED_AT = 16
+"""Regions in which a range of raw keys is searched for transactional data, so that the search takes milliseconds."""
 
 
 def first_txn_key(cluster: Cluster, span: KeyRange, ts: int) -> bytes | None:
@@ -39,6 +47,47 @@ def has_transactions(cluster: Cluster) -> bool:
             return True
         walk.advance(reached)
     return False
+
+
+def find_transactions(cluster: Cluster, span: KeyRange = EVERY_KEY) -> bool:
+    """Whether a range of raw keys also has transactional rows or locks. Looks at its first regions only. Raises as `Router.call`.
+
+    Only API V1 can mix them. A raw command sees parts of such rows as raw ones, and what it writes or deletes there breaks transactions.
+    """
+    if cluster.api_version is not ApiVersion.V1:
+        return False
+    codec, ts = KeyCodec(ApiVersion.V1, mode=KeyMode.TXN), cluster.pd.tso()
+    for region in islice(cluster.pd.each_region(span.start, span.end), REGIONS_LOOKED_AT):
+        try:
+            bounds = KeyRange(codec.from_bound(region.start), codec.from_bound(region.end))
+        except DamagedBytes:
+            continue  # a bound of raw data
+        walk = TxnCalls(cluster).walk(bounds)
+        while not walk.done:
+            found, reached = walk.send_part(partial(_has_any, ts), "KvScan")
+            if found:
+                return True
+            walk.advance(reached)
+    return False
+
+
+def notice_transactions(cluster: Cluster, reporter: Reporter, span: KeyRange = EVERY_KEY) -> None:
+    """Report transactional data, which a command that reads raw rows leaves out."""
+    if find_transactions(cluster, span):
+        reporter(
+            Notice(
+                "the cluster also has transactional data, as of JuiceFS or SurrealDB, which this leaves out: `tikv-br backup txn` backs them up"
+            )
+        )
+
+
+def refuse_transactions(cluster: Cluster, span: KeyRange = EVERY_KEY) -> None:
+    """Raise `ClusterUnfit` for transactional data in a range where a command writes or deletes raw rows."""
+    if find_transactions(cluster, span):
+        raise ClusterUnfit(
+            f"{','.join(cluster.config.pd)} also has transactional data, as of JuiceFS or SurrealDB, which raw writes and deletes would break",
+            hint="Use a cluster of raw data. `tikv-br backup txn` and `tikv-br restore txn` copy transactional data.",
+        )
 
 
 def _first_key(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:

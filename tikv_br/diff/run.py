@@ -9,6 +9,7 @@ from functools import partial
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import describe_ranges
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.txnkv import notice_transactions, refuse_transactions
 from tikv_br.compare.report import DifferentRange, KeyDifference, Meter, Report
 from tikv_br.diff import places
 from tikv_br.diff.options import BackupChoice, DiffOptions
@@ -66,6 +67,8 @@ def find_sides(context: DiffContext) -> None:
             and clusters[0].cluster_id == clusters[1].cluster_id
         ):
             raise UsageError("both sides are the same keyspace of the same cluster")
+        for cluster in clusters:
+            notice_transactions(cluster, context.reporter, options.span)
     context.reporter(Notice(f"A: {context.a}"))
     context.reporter(Notice(f"B: {context.b}"))
 
@@ -108,7 +111,8 @@ def look_for_rows(context: DiffContext) -> None:
 
 
 def repair_differences(context: DiffContext) -> None:
-    """Write the differences to B."""
+    """Write the differences to B. Raises `ClusterUnfit` if it also has transactional data."""
+    refuse_transactions(context.clusters.get(context.b.config), context.options.span)
     context.repaired = Report()
     context.session_seconds += run_tasks(
         repairs(context.units, context.found.ranges),

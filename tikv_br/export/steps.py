@@ -12,6 +12,7 @@ from tikv_br.backupset.coverage import codec_of, nothing_matched
 from tikv_br.backupset.rows import chosen_codec, has_rows
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.cluster.txnkv import notice_transactions
 from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.plan import Interval, plan_by_regions, require_rows, source_ranges
@@ -29,7 +30,7 @@ from tikv_br.export.destination import (
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportPart, ExportTask, run_export_task
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
+from tikv_br.formats.keys.ranges import KeyRange, gaps, hull, intersection
 from tikv_br.progress_events import Notice, Reporter
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -91,6 +92,7 @@ def open_source(context: ExportContext) -> None:
     info = cluster.info(context.reporter)
     context.cluster_id = info.cluster_id
     context.ranges = source_ranges(read, cluster, ApiVersion.V2)
+    notice_transactions(cluster, context.reporter, hull(context.ranges))
     codecs = {codec_of(info.api_version, span) for span in context.ranges}
     if len(codecs) > 1:
         raise UsageError("an export has the rows of one keyspace", hint="Run one export for each, to separate paths.")

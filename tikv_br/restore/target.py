@@ -7,7 +7,7 @@ import time
 from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
 from tikv_br.backupset.rows import has_rows
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
-from tikv_br.cluster.txnkv import first_txn_key
+from tikv_br.cluster.txnkv import find_transactions, first_txn_key
 from tikv_br.compare.files import BackupComparison, Comparison
 from tikv_br.compare.txn import TxnComparison
 from tikv_br.errors import (
@@ -52,6 +52,11 @@ def check_target(context: RestoreContext) -> None:
     if context.options.allow_overwrite or context.already_restored:
         return
     for span in subtract((each.target for each in context.wanted), may_hold_rows(context)):
+        if context.codec.mode is KeyMode.RAW and find_transactions(context.cluster, span):
+            raise TargetNotEmpty(
+                "the target has transactional data, as of JuiceFS or SurrealDB, whose clients raw rows in the same cluster would break",
+                hint="Restore into a cluster of raw data.",
+            )
         codec = codec_of(context.codec.api_version, span, context.codec.mode)
         first = _first_key(context.cluster, codec, span)
         if first is None:

@@ -1,0 +1,79 @@
+"""Raw commands on clusters of API V1 that also have transactional data, which they must not destroy nor pass over in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import succeed, tikv_br
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_txns import Txns
+from tikv_br.cluster.txnkv import find_transactions
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import encode
+from tikv_br.formats.keys.ranges import KeyRange
+
+RAW_ROWS = {b"raw%d" % number: b"row" for number in range(3)}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A cluster with raw rows, in regions that begin at raw keys."""
+    with live_cluster(tmp_path_factory.mktemp("raw"), ApiVersion.V1, stores=1, cluster_id=1) as live:
+        live.raw().batch_put(RAW_ROWS)
+        live.split(b"raw1", b"raw2")
+        yield live
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A cluster with a raw row, and a transactional one in its last region."""
+    with live_cluster(tmp_path_factory.mktemp("mixed"), ApiVersion.V1, stores=1, cluster_id=2) as live:
+        live.raw().put(b"a raw key", b"row")
+        live.split(b"raw bound", encode(b"s"), encode(b"t"))
+        txns = Txns(live, b"")
+        txns.commit(txns.prewrite(b"txn"), b"txn")
+        yield live
+        assert txns.written_by(b"txn")
+
+
+def test_transactions_are_found(raw: LiveCluster, mixed: LiveCluster) -> None:
+    """A row in any of the first regions counts, except in a range beside it; raw rows and raw bounds do not."""
+    assert not find_transactions(raw.cluster)
+    assert find_transactions(mixed.cluster)
+    assert find_transactions(mixed.cluster, KeyRange(encode(b"t"), b""))
+    assert not find_transactions(mixed.cluster, KeyRange(b"a", b"b"))
+    raw.assert_innocent()
+    mixed.assert_innocent()
+
+
+def test_readers_report_transactions(raw: LiveCluster, mixed: LiveCluster, tmp_path: Path) -> None:
+    """Backup, export and comparison name the command for what they leave out; without transactions they say nothing."""
+    for live, is_reported in ((raw, False), (mixed, True)):
+        commands = (
+            ("backup", "raw", "--pd", live.pd, "-s", f"local://{tmp_path}/{live.cluster.cluster_id}"),
+            ("export", "raw", "--pd", live.pd, "-s", f"local://{tmp_path}/export{live.cluster.cluster_id}"),
+        )
+        for command in commands:
+            assert ("tikv-br backup txn" in succeed(*command).err) is is_reported, command
+    assert "tikv-br backup txn" in tikv_br("diff", "--pd", raw.pd, "--other-pd", mixed.pd).err
+
+
+def test_writers_refuse_transactions(raw: LiveCluster, mixed: LiveCluster, tmp_path: Path) -> None:
+    """Repairs, syncs by comparison and deletes of ranges end with exit code 5, restores and loads with 40; nothing is changed."""
+    before = contents(mixed)
+    place, state = f"local://{tmp_path}/backup", f"{tmp_path}/state"
+    succeed("backup", "raw", "--pd", raw.pd, "-s", place)
+    (tmp_path / "rows.csv").write_text("key,value\na,b\n")
+    for code, command in (
+        (5, ("diff", "--pd", raw.pd, "--other-pd", mixed.pd, "--repair", "--repair-delete", "--yes")),
+        (5, ("sync", "--mode", "diff", "--pd", raw.pd, "--sink", f"tikv://{mixed.pd}", "--state-dir", state)),
+        (5, ("raw", "delete-range", "--pd", mixed.pd, "--all", "--yes")),
+        (40, ("restore", "raw", place, "--pd", mixed.pd)),
+    ):
+        refused = tikv_br(*command)
+        assert refused.code == code, (command, refused)
+        assert "transactional data" in refused.err
+    assert contents(mixed) == before
