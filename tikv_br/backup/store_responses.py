@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from tikv_br import retry
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.cluster.region_errors import NO_TIMESTAMP, Action, RegionErrorSeen
+from tikv_br.cluster.region_errors import NO_TIMESTAMP, Action, RegionErrorSeen, check_values
 from tikv_br.cluster.store import BackupStream
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import (
@@ -201,6 +201,7 @@ def classify_error(error: brpb_pb2.Error, who: str, backend: brpb_pb2.StorageBac
         )
     if any(text in error.msg for text in NO_TIMESTAMP):
         return RetryAdvice(retry.PD_UNAVAILABLE, f"{who}: {error.msg}")
+    check_values(error.msg)
     lowered = strip_names(error.msg, backend).lower()
     for kind, marks in _FATAL:
         if any(mark in lowered for mark in marks):

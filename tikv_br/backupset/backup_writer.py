@@ -102,7 +102,7 @@ class BackupWriter:
         if exists(self._store, layout.META):
             raise BackupPathInUse(
                 f"{self._store.location} holds a complete backup, which is not removed",
-                hint="`tikv-br prune` removes complete backups.",
+                hint="`tikv-br delete` removes a complete backup.",
             )
         if run_record.path_state(self._store) is run_record.PathState.FREE:
             return 0

@@ -133,18 +133,20 @@ class Index:
             if each.entry.path == path:
                 return each
         raise BackupNotFound(
-            f"the index at {self.root.location} has no backup at {path}", hint="Run `tikv-br list --rebuild`."
+            f"the index at {self.root.location} has no backup at {path}",
+            hint="`tikv-br list --rebuild` adds a complete backup to the index; `tikv-br abort` removes an unfinished one.",
         )
 
     def _newest(self) -> ListedBackup:
-        """The newest backup. Raises `BackupNotFound`, and `UsageError` if there are backups of several clusters or ranges."""
+        """The newest backup. Raises `BackupNotFound`, and `UsageError` if there are backups of several clusters, kinds or ranges."""
         found = [each for each in self.read() if not each.removing]
         if not found:
             raise BackupNotFound(f"the index at {self.root.location} lists no backup", hint="Check the URL.")
-        scopes = {each.entry.scope: each.entry.id for each in reversed(found)}
+        scopes = {each.entry.scope: each.entry for each in reversed(found)}
         if len(scopes) > 1:
+            newest = ", ".join(f"{entry.id} ({entry.path}, {entry.key_mode})" for entry in scopes.values())
             raise UsageError(
-                f"{self.root.location} has backups of several clusters or ranges; the newest of each are {', '.join(scopes.values())}",
+                f"{self.root.location} has backups of several clusters, kinds or ranges; the newest of each are {newest}",
                 hint="Pass the id of one instead of newest.",
             )
         return found[0]

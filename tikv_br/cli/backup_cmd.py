@@ -42,17 +42,6 @@ SAFE_INTERVAL = partial(
     "How far backup-ts is behind the current time of the cluster: a margin for older timestamps that stores have cached. It adds to the RPO.",
     kind=kinds.TIME,
 )
-
-
-GC_TTL = partial(
-    flag,
-    "5m",
-    "TTL of the service safe point after the run. Make it longer than the time until a sync or an incremental backup (--base) "
-    "continues from this backup.",
-    "--gc-ttl",
-    "--gcttl",
-    kind=kinds.TIME,
-)
 CHECKSUM = partial(flag, False, "Compare the backup with the checksums of the cluster.", "--checksum/--no-checksum")
 NO_RESUME = partial(flag, False, "Remove the unfinished backup at the URL and start over (default: resume it).")
 COMPRESSION = partial(flag, "zstd", "Compression of the files.", shared=True)
@@ -101,7 +90,14 @@ class RawBackupFlags(backup_flags.BackupFlags):
         kind=kinds.SIZE,
     )
     safe_interval: float = SAFE_INTERVAL()
-    gc_ttl: float = GC_TTL()
+    gc_ttl: float = flag(
+        "5m",
+        "TTL of the service safe point after the run. Make it longer than the time until a sync or an incremental backup (--base) "
+        "continues from this backup.",
+        "--gc-ttl",
+        "--gcttl",
+        kind=kinds.TIME,
+    )
     checksum: bool = CHECKSUM()
     assume_no_ttl: bool = flag(
         False,
@@ -146,7 +142,13 @@ class TxnBackupFlags(backup_flags.BackupFlags):
     allow_empty: bool = shared.ALLOW_EMPTY()
     compression: Literal["zstd", "lz4", "snappy"] = flag("zstd", "Compression of the files.", shared=True)
     compression_level: int = COMPRESSION_LEVEL()
-    gc_ttl: float = GC_TTL()
+    gc_ttl: float = flag(
+        "5m",
+        "TTL of the service safe point after the run: how long an unfinished backup can be resumed.",
+        "--gc-ttl",
+        "--gcttl",
+        kind=kinds.TIME,
+    )
     checksum: bool = CHECKSUM()
     lock_patience: float = flag(
         "1m", "How long to wait for transactions whose locks are in the way of the backup.", kind=kinds.TIME

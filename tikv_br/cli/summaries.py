@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tikv_br.cli.output import Output, human_bytes, human_seconds, listed
 from tikv_br.cluster.timestamps import show_ts
+from tikv_br.formats.keys.text import HEX_MARK
 from tikv_br.report.facts import counted
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tikv_br.restore.run import RestoreSummary
 
 PLAN_ROWS = 20
-"""Intervals or files of a plan that people are shown; JSON has them all."""
+"""Intervals or parts of a plan that people are shown; JSON has them all."""
 
 
 def show_backup(out: Output, report: BackupReport) -> None:
@@ -39,7 +40,7 @@ def _show_backup_plan(out: Output, plan: list[Interval]) -> None:
     total, regions = sum(part.size for part in plan), sum(part.regions for part in plan)
     out.result("plan", {"tasks": len(plan), "regions": regions, "approximate_bytes": total, "intervals": intervals})
     rows = [
-        (part.span.start.hex() or "-", part.span.end.hex() or "-", _about(part.size, part.regions), f"{part.regions}")
+        (_show_bound(part.span.start), _show_bound(part.span.end), _about(part.size, part.regions), f"{part.regions}")
         for part in plan[:PLAN_ROWS]
     ]
     out.table(
@@ -47,6 +48,10 @@ def _show_backup_plan(out: Output, plan: list[Interval]) -> None:
         rows,
         title=f"{counted(len(plan), 'task')} over {counted(regions, 'region')}",
     )
+
+
+def _show_bound(key: bytes) -> str:
+    return f"{HEX_MARK}{key.hex()}" if key else "-"
 
 
 def _about(size: int, regions: int) -> str:
@@ -148,8 +153,9 @@ def show_restore_plan(out: Output, plan: RestorePlan) -> None:
         },
     )
     rows = [
-        (part.file.name, part.target.start.hex() or "-", part.target.end.hex() or "-", human_bytes(part.totals.size))
+        (file.name, _show_bound(part.target.start), _show_bound(part.target.end), human_bytes(file.size))
         for part in plan.parts[:PLAN_ROWS]
+        for file in part.files
     ]
     regions, splits = counted(plan.regions, "region"), counted(len(plan.splits), "split")
     title = f"{counted(len(files), 'file')} into {regions}, after {splits}"

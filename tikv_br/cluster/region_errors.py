@@ -121,8 +121,18 @@ def check_error_text(text: str) -> None:
         raise RegionErrorSeen(
             errorpb_pb2.Error(message=text, max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced())
         )
+    check_values(text)
     error_class = next((error for marker, error in _ERROR_TEXTS if marker in text), RequestRefused)
     raise error_class(f"a store refused the request: {text}")
+
+
+def check_values(text: str) -> None:
+    """Raise `RequestRefused` for the text of a store that found the commit of a transaction, but not its value."""
+    if "default not found" in text or "DefaultNotFound" in text:
+        raise RequestRefused(
+            f"values of transactions are missing in the cluster: {text}",
+            hint="Something has destroyed them, such as deletes of raw keys in the same range. Restore the data into an empty cluster.",
+        )
 
 
 class _FullAnswer(_Answer, Protocol):

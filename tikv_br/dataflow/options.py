@@ -144,5 +144,10 @@ class BackupOptions:
         for span, following in pairwise(ordered):
             if not span.end or span.end > following.start:
                 raise UsageError(
-                    f"--range {show_key(span.start, 'text')}:{show_key(span.end, 'text')} overlaps the range that starts at {show_key(following.start, 'text')}"
+                    f"the ranges {_show_range(span)} and {_show_range(following)} overlap",
+                    hint="Each key may be in one range only. A prefix is the range of all keys that begin with it.",
                 )
+
+
+def _show_range(span: KeyRange) -> str:
+    return f"{show_key(span.start, 'text')}:{show_key(span.end, 'text')}"

@@ -42,7 +42,7 @@ class BackupUnsupported(BackupSetError):
     """A backup of a kind that tikv-br cannot restore."""
 
     exit_code = 33
-    default_hint = "Only RawKV backups with inline file lists are supported."
+    default_hint = "Supported are backups of RawKV data, and full backups of TxnKV data, with inline file lists."
 
 
 class CoverageError(BackupSetError):

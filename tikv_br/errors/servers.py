@@ -35,7 +35,9 @@ class ApiVersionMismatch(ClusterUnfit):
     """The API versions of backup and cluster differ."""
 
     exit_code = 6
-    default_hint = "Restore into a cluster with the backup's API version, or back up with another --dst-api-version."
+    default_hint = (
+        "Use a cluster with the backup's API version. Raw data can also be backed up with another --dst-api-version."
+    )
 
 
 class ConversionUnsupported(ClusterUnfit):

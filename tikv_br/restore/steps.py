@@ -24,6 +24,7 @@ from tikv_br.errors import (
     StorageReadOnly,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, intersection
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite
@@ -74,9 +75,14 @@ def plan(context: RestoreContext) -> None:
         if not span.is_empty:
             context.wanted.append(RestoreRange(span, rewrite))
     if not context.wanted:
+        if options.keyspace is not None and backup.api_version is not ApiVersion.V2:
+            raise UsageError(
+                f"--keyspace: the backup is in API {backup.api_version.label} encoding, which has no keyspaces",
+                hint="Omit --keyspace. To restore into a keyspace, pass --to-keyspace.",
+            )
         raise UsageError(
             "the backup contains no part of the requested range",
-            hint="Check the ranges that the backup covers in its manifest.",
+            hint="`tikv-br show --view ranges` prints the ranges of the backup.",
         )
     if moved_to is not None and len({each.rewrite.old for each in context.wanted}) > 1:
         raise UsageError(

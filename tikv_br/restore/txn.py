@@ -59,7 +59,9 @@ def txn_restore_steps(options: RestoreOptions) -> list[RestoreStep]:
 def check_fit(context: RestoreContext) -> None:
     """Refuse clusters without transactions, and those that cannot rewrite keys or many rows."""
     if context.info.api_version is ApiVersion.V1TTL:
-        raise ApiVersionMismatch("the cluster runs API v1ttl, which has no transactions")
+        raise ApiVersionMismatch(
+            "the cluster runs API v1ttl, which has no transactions", hint="Restore into a cluster of API v1 or v2."
+        )
     options = context.options
     is_other_version = context.info.api_version is not context.backup.api_version
     context.cluster.require(versions.WRITES)

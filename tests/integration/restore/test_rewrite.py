@@ -190,5 +190,6 @@ def test_one_keyspace_of_several(live: LiveCluster, tmp_path: Path) -> None:
     live.raw(500).delete_range(EVERY_KEY)
     assert run(live, location, keyspace=500).verified
     assert rows_of(live, 500) == kept[500]
-    with pytest.raises(UsageError, match="no part of the requested range"):
+    with pytest.raises(UsageError, match="no part of the requested range") as raised:
         run(live, location, keyspace=7)
+    assert "tikv-br show --view ranges" in raised.value.hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -26,11 +27,13 @@ from tests.support.openssl import crypter
 from tests.support.txn_backups import make_backup, make_foreign_backup, recorded_rows
 from tikv_br.backup.txn import backup_txn
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.cli.summaries import restore_figures
+from tikv_br.cli.output import Output
+from tikv_br.cli.summaries import restore_figures, show_restore_plan
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.store import StoreClient
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import (
+    ApiVersionMismatch,
     BackupUnsupported,
     ChecksumMismatch,
     ClusterUnfit,
@@ -241,7 +244,25 @@ def test_a_dry_run_writes_no_row(location: StorageLocation, emptied: LiveCluster
     plans: list[RestorePlan] = []
     restore(RestoreOptions(emptied.config, location, key_mode=KeyMode.TXN, dry_run=True), on_plan=plans.append)
     assert plans[0].total_kvs == len(ROWS)
+    shown = io.StringIO()
+    show_restore_plan(Output(stream=shown), plans[0])
+    assert all(file.name in shown.getvalue() for part in plans[0].parts for file in part.files)
+    assert "hex:" in shown.getvalue()
     assert read_rows(emptied) == {}
+
+
+def test_clusters_and_keyspaces_that_do_not_fit(golden: Path, tmp_path: Path) -> None:
+    """A cluster without transactions, and a keyspace of a backup that has none."""
+    location = recorded_backup(make_backup, golden / "txn" / "v1" / "full", tmp_path)
+    with live_cluster(tmp_path / "ttl", ApiVersion.V1TTL, stores=1) as live:
+        with pytest.raises(ApiVersionMismatch, match="no transactions") as raised:
+            restored(live, location)
+        assert "API v1 or v2" in raised.value.hint
+    with (
+        live_cluster(tmp_path / "v2", ApiVersion.V2, stores=1) as live,
+        pytest.raises(UsageError, match="API v1 encoding, which has no keyspaces"),
+    ):
+        restored(live, location, keyspace=3, to_keyspace="4")
 
 
 def test_raw_rows_in_the_way(tmp_path: Path, golden: Path) -> None:

@@ -205,7 +205,7 @@ def test_find_takes_newest_if_it_is_clear_which(index: Index) -> None:
     index.root.put(index_module.removal_name(new.id), b"")
     assert index.find("newest").entry == old
     other = shelve(index, "other", 3, cluster_id=5)
-    with pytest.raises(UsageError, match="several clusters or ranges") as refused:
+    with pytest.raises(UsageError, match=r"several clusters, kinds or ranges.*\(other, raw\)") as refused:
         index.find("newest")
     assert {old.id, other.id} == {each for each in (old.id, new.id, other.id) if each in refused.value.message}
 

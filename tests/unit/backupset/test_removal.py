@@ -265,6 +265,14 @@ def test_delete_refuses_the_base_of_another_backup(index: Index) -> None:
     assert names(index.root) <= {"tikv-br-index/snapshot.json"}
 
 
+def test_delete_of_what_is_not_listed(index: Index) -> None:
+    """It may be unfinished: the command that removes it is named."""
+    shelve(index, "one")
+    with pytest.raises(BackupNotFound, match="no backup at two") as refused:
+        index.find_path("two")
+    assert "`tikv-br abort`" in refused.value.hint
+
+
 def test_delete_refuses_a_pinned_backup(index: Index) -> None:
     """It names the command that would allow it."""
     entry = shelve(index, "one")

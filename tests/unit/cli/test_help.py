@@ -65,6 +65,12 @@ def test_help_shows_the_options_that_matter_and_help_all_shows_all(path: Command
     assert ("help storage" in said) == any("--s3." in flag for flag in flags_in(full))
 
 
+def test_help_of_transactional_data_is_about_them(capsys: Capture) -> None:
+    """The short help has the option that a restore from API V1 into V2 needs, and none names operations on raw data only."""
+    assert "--to-keyspace" in flags_in(output(capsys, "restore", "txn", "--help"))
+    assert "--base" not in output(capsys, "backup", "txn", "--help-all")
+
+
 @pytest.mark.parametrize("table", [help_text._ADVANCED, help_text._SHOWN], ids=["advanced", "shown"])
 def test_tables_of_help_name_options_that_exist(table: dict[str, str]) -> None:
     """A renamed option is not left behind."""

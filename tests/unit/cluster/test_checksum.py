@@ -174,7 +174,12 @@ def test_rows_that_cannot_be_halved(store: Store) -> None:
 
 
 def test_errors_of_the_rows(store: Store) -> None:
-    """They are raised as the store said them."""
+    """They are raised as the store said them; missing values are explained."""
+    store.fake.kv("Coprocessor", coprocessor_pb2.Response(other_error="anything else"))
+    with pytest.raises(RequestRefused, match="anything else"):
+        store.checksum()
     store.fake.kv("Coprocessor", coprocessor_pb2.Response(other_error="default not found: key:6B"))
-    with pytest.raises(RequestRefused, match="default not found: key:6B"):
+    with pytest.raises(
+        RequestRefused, match="values of transactions are missing in the cluster: default not found: key:6B"
+    ):
         store.checksum()

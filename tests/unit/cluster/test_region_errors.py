@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.backup.store_responses import classify_error
+from tikv_br.cluster.pb import brpb_pb2, errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.region_errors import (
     MESSAGE_ONLY,
     REACTIONS,
@@ -70,6 +71,20 @@ def test_error_texts_have_classes(text: str, error: type[Exception]) -> None:
         check_error_text(text)
     with pytest.raises(error):
         check_pairs([kvrpcpb_pb2.KvPair(error=kvrpcpb_pb2.KeyError(abort=text))])
+
+
+@pytest.mark.parametrize(
+    "text", ["default not found: key:6B, maybe read", "Error(Mvcc(Error(DefaultNotFound { key: [] })))"]
+)
+def test_missing_values_are_explained(text: str) -> None:
+    """As the coprocessor, a read and a backup say it; no correction of the request would help."""
+    for check in (
+        check_error_text,
+        lambda each: classify_error(brpb_pb2.Error(msg=each), "s", brpb_pb2.StorageBackend()),
+    ):
+        with pytest.raises(RequestRefused, match="values of transactions are missing in the cluster") as raised:
+            check(text)
+        assert "empty cluster" in raised.value.hint
 
 
 def test_no_text_is_no_error() -> None:

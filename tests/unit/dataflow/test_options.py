@@ -17,8 +17,8 @@ from tikv_br.formats.sst.compression import Compression
     [
         ({"ranges": (KeyRange(b"b", b"a"),)}, "--start"),
         ({"ranges": (KeyRange(b"", b"a"), KeyRange(b"b", b"b"))}, "--start"),
-        ({"ranges": (KeyRange(b"c", b""), KeyRange(b"a", b"d"))}, "overlaps the range that starts at c"),
-        ({"ranges": (KeyRange(b"c", b"d"), KeyRange(b"", b""))}, "overlaps"),
+        ({"ranges": (KeyRange(b"c", b""), KeyRange(b"a", b"d"))}, "the ranges a:d and c: overlap"),
+        ({"ranges": (KeyRange(b"c", b"d"), KeyRange(b"", b""))}, "overlap"),
         ({"compression": Compression.NONE, "compression_level": 1}, "1 is not a level of none"),
         ({"compression": Compression.ZSTD, "compression_level": 23}, "23 is not a level of zstd"),
         ({"file_bytes": 0}, "--file-size"),
