@@ -171,7 +171,7 @@ def half_done(place: Place, name: str) -> Iterator[list[psutil.Process]]:
         program = subprocess.Popen(command, stdout=output, stderr=output, env=environment(), cwd="/")
     try:
         eventually(
-            lambda: (place.source.hits(slow) > 2 and len(place.spark.executors()) == 2) or program.poll() is not None,
+            lambda: (place.source.hits(slow) > 1 and len(place.spark.executors()) == 2) or program.poll() is not None,
             LONG,
         )
         assert program.poll() is None, (place.folder / f"{name}.log").read_text()[-3000:]
