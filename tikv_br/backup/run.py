@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from tikv_br.backup import engines
 from tikv_br.backup.compare import compare_checksums
 from tikv_br.cluster import versions
@@ -30,6 +32,18 @@ def backup(options: BackupOptions, reporter: Reporter = silent) -> BackupReport:
 
 def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
     """The steps, in order. A dry run leaves out every step that writes."""
+    copying = [FunctionStep("copy", engines.copy)]
+    return runbook(options, check_cluster, steps.set_backup_ts, copying, compare_checksums)
+
+
+def runbook(
+    options: BackupOptions,
+    check_cluster: Callable[[BackupContext], None],
+    set_backup_ts: Callable[[BackupContext], None],
+    copying: Sequence[Step[BackupContext]],
+    compare: Callable[[BackupContext], None],
+) -> list[Step[BackupContext]]:
+    """The steps of a backup that begins with a plan; those of its kind of data are passed."""
     checks = [
         FunctionStep("check the input", steps.check_input),
         FunctionStep("connect", steps.connect),
@@ -43,18 +57,17 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
     )
     if options.dry_run:
         return [*checks, find, plan]
-    compare = [FunctionStep("compare checksums", compare_checksums)] if options.checksum else []
     return [
         *checks,
         FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
         find,
-        FunctionStep("choose backup-ts", steps.set_backup_ts),
+        FunctionStep("choose backup-ts", set_backup_ts),
         FunctionStep("record the run", path.record_run),
         FunctionStep("protect from GC", protect_from_gc, steps.release_safe_point),
         plan,
-        FunctionStep("copy", engines.copy),
+        *copying,
         FunctionStep("verify coverage", steps.verify_coverage),
-        *compare,
+        *([FunctionStep("compare checksums", compare)] if options.checksum else []),
         FunctionStep("commit", steps.commit),
         FunctionStep("clean up", path.clean_up),
         FunctionStep("hand over the safe point", steps.hand_over_safe_point),

@@ -11,12 +11,11 @@ import contextlib
 
 from tikv_br.backup import engines
 from tikv_br.backup.compare import compare_checksums
-from tikv_br.backup.run import look_for_rows, protect_from_gc
+from tikv_br.backup.run import runbook
 from tikv_br.cancellation import run_on_threads
 from tikv_br.cluster import versions
 from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.cluster.request_guards import check_bounds
-from tikv_br.dataflow import path, steps
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.engine import choose_engine
@@ -43,37 +42,12 @@ def backup_txn(options: BackupOptions, reporter: Reporter = silent) -> BackupRep
 
 def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
     """The steps, in order. A dry run leaves out every step that writes."""
-    checks = [
-        FunctionStep("check the input", steps.check_input),
-        FunctionStep("connect", steps.connect),
-        FunctionStep("check the cluster", check_cluster),
-        FunctionStep("check the storage", path.check_storage),
-        FunctionStep("look for rows", look_for_rows),
-    ]
-    find, plan = (
-        FunctionStep("look for a resumable backup", path.find_resumable_backup),
-        FunctionStep("plan", steps.make_plan),
-    )
-    if options.dry_run:
-        return [*checks, find, plan]
-    compare = [FunctionStep("compare checksums", compare_snapshot)] if options.checksum else []
-    return [
-        *checks,
-        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
-        find,
-        FunctionStep("choose backup-ts", set_backup_ts),
-        FunctionStep("record the run", path.record_run),
-        FunctionStep("protect from GC", protect_from_gc, steps.release_safe_point),
-        plan,
+    copying = [
         FunctionStep("resolve locks", resolve_locks),
         FunctionStep("copy", engines.copy),
         FunctionStep("check GC", check_gc),
-        FunctionStep("verify coverage", steps.verify_coverage),
-        *compare,
-        FunctionStep("commit", steps.commit),
-        FunctionStep("clean up", path.clean_up),
-        FunctionStep("hand over the safe point", steps.hand_over_safe_point),
     ]
+    return runbook(options, check_cluster, set_backup_ts, copying, compare_snapshot)
 
 
 def check_cluster(context: BackupContext) -> None:
