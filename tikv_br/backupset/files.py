@@ -96,7 +96,7 @@ class FilePair(NamedTuple):
     """The files of one part of a backup."""
 
     file: FileEntry
-    """Of transactional data, that of the column family ``write``."""
+    """The file of the column family ``write`` if the data are transactional."""
     values: FileEntry | None = None
     """The file with the long values of transactional data; None = there are none."""
 

@@ -28,12 +28,8 @@ NEWEST = "newest"
 """Name of the newest backup, in place of an id."""
 THREADS = 16
 """Small requests under way at once."""
-
-
 ABANDONED_SECONDS = 3600.0
 """Seconds after which a small object that is still being written counts as abandoned."""
-
-
 log = logging.getLogger(__name__)
 
 

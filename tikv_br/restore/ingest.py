@@ -89,12 +89,12 @@ def _ingest(
 
 @dataclass(slots=True)
 class _StagedSsts:
-    """What the stores of one region have of one span, for its current epoch."""
+    """The files of one span that the stores of one region have staged and ingested, for its current epoch."""
 
     place: tuple[int, int, int, KeyRange]
     """Id, conf_ver and version of the region, and the span."""
     metas: list[import_sstpb_pb2.SSTMeta]
-    """What is left to ingest, in this order."""
+    """The files left to ingest, in this order."""
 
 
 class _Ingestion:

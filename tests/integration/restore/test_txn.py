@@ -276,7 +276,7 @@ def test_raw_rows_in_the_way(tmp_path: Path, golden: Path) -> None:
 
 
 def test_several_keyspaces_and_encryption(tmp_path: Path) -> None:
-    """Of an encrypted backup by tikv-br: each keyspace, or one of them into another or into API V1."""
+    """An encrypted backup by tikv-br is restored: each keyspace, or one of them into another or into API V1."""
     place = StorageLocation("local", str(tmp_path / "backup"), crypter=crypter("aes256-ctr"))
     other = dict(list(ROWS.items())[::3])
     with live_cluster(tmp_path / "source", ApiVersion.V2, stores=1) as live:
@@ -310,7 +310,7 @@ def recorded_backup(make: Callable[[ObjectStore, Path], object], recorded: Path,
 
 @VERSIONS
 def test_recorded_backups(golden: Path, tmp_path: Path, version: ApiVersion) -> None:
-    """Of real stores: all rows at their keyspace; those with GC fences, too, which stores alone cannot restore."""
+    """Files of real stores are restored with all rows, also those with GC fences, which stores alone cannot restore."""
     recorded = golden / "txn" / f"v{1 if version is ApiVersion.V1 else 2}"
     with live_cluster(tmp_path / "cluster", version, stores=1) as live:
         keyspace = 0 if version is ApiVersion.V1 else 1
