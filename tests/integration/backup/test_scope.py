@@ -104,6 +104,14 @@ def test_every_row_of_every_range_is_there_and_no_other(
     ]
 
 
+def emptied(targets: Clusters) -> LiveCluster:
+    """The cluster to restore into, without the rows of other tests."""
+    live = targets(V2)
+    for keyspace in KEYSPACES:
+        live.raw(keyspace).delete_range(EVERY_KEY)
+    return live
+
+
 def test_all_that_reads_backups_reads_it(live: LiveCluster, targets: Clusters, options: Options) -> None:
     """Verify at every level, cat, and a restore into another cluster, keyspace by keyspace."""
     wanted = options(live, keyspaces=("all",), ranges=(KeyRange(b"", b"k010"), KeyRange(b"k050", b"")))
@@ -118,7 +126,7 @@ def test_all_that_reads_backups_reads_it(live: LiveCluster, targets: Clusters, o
         assert hit.stored.value == rows_of(keyspace)[b"k050"]
         with pytest.raises(UsageError):
             find_value(kept, b"k010", keyspace)
-    target = targets(V2)
+    target = emptied(targets)
     restored = restore(RestoreOptions(target.config, wanted.storage))
     assert restored.verified
     assert restored.total_kvs == summary.total_kvs
@@ -142,9 +150,7 @@ def test_versions_without_keyspaces(live: LiveCluster, clusters: Clusters, optio
 
 def test_all_of_an_empty_cluster_is_the_default_keyspace(targets: Clusters, options: Options) -> None:
     """A backup covers something, also where nothing is."""
-    live = targets(V2)
-    for keyspace in KEYSPACES:
-        live.raw(keyspace).delete_range(EVERY_KEY)
+    live = emptied(targets)
     wanted = options(live, keyspaces=("all",))
     assert backup(wanted).summary.total_kvs == 0
     assert BackupSet.open(open_store(wanted.storage)).ranges == (KeyRange(b"r\0\0\0", b"r\0\0\1"),)
@@ -152,9 +158,7 @@ def test_all_of_an_empty_cluster_is_the_default_keyspace(targets: Clusters, opti
 
 def test_only_another_keyspace_has_rows(targets: Clusters, options: Options) -> None:
     """A notice names --keyspace, unless the default keyspace has a row, too."""
-    live = targets(V2)
-    for keyspace in KEYSPACES:
-        live.raw(keyspace).delete_range(EVERY_KEY)
+    live = emptied(targets)
 
     def notices() -> list[str]:
         events: list[Event] = []

@@ -31,12 +31,13 @@ from tests.integration.crash.operations import INGEST, PUT, TXN_INGEST
 from tests.integration.crash.world import Rival, disturbed, files, forget_safe_points
 from tests.integration.incremental.feed_state import FeedState
 from tests.support.forks import Forks
-from tests.support.live_cluster import LiveCluster, contents
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.live_txn_backups import delete_range, read_rows
 from tests.support.txn_backups import make_backup, recorded_rows
 from tests.support.waiting import eventually
 from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import PREFIX_SIZE
 from tikv_br.incremental.feed.feed import Feed
 from tikv_br.incremental.feed.options import FeedOptions
@@ -157,21 +158,23 @@ def test_an_ingest_of_transactions_broken_at_a_boundary(
 
 
 def test_killed_between_values_and_commits(
-    made_txn: Path, txn_rows: dict[bytes, bytes], target: LiveCluster, forks: Forks, tmp_path: Path
+    made_txn: Path, txn_rows: dict[bytes, bytes], forks: Forks, tmp_path: Path
 ) -> None:
     """While the store is about to ingest the second file: no row is there without its value, and the next run finishes."""
     place = tmp_path / "backup"
     shutil.copytree(made_txn, place)
-    options = replace(TXN_INGEST, cluster=target.config, storage=StorageLocation("local", str(place)))
-    slow = target.fail("Ingest", {"delay": {"seconds": 2}}, skip=1, count=1)
-    pid = forks.start(partial(ending, partial(run_restore, options), silent))
-    eventually(lambda: target.hits(slow) == 1)
-    os.kill(pid, signal.SIGKILL)
-    assert forks.wait() == -signal.SIGKILL
-    assert txn_contents(target) in ({}, txn_rows)  # it may have been ingested since
-    assert ending(partial(run_restore, options), silent) == 0
-    assert txn_contents(target) == txn_rows
-    assert disturbed(target) == []
+    # A cluster of its own: the store may ingest the second file after the end of the test.
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
+        options = replace(TXN_INGEST, cluster=target.config, storage=StorageLocation("local", str(place)))
+        slow = target.fail("Ingest", {"delay": {"seconds": 2}}, skip=1, count=1)
+        pid = forks.start(partial(ending, partial(run_restore, options), silent))
+        eventually(lambda: target.hits(slow) == 1)
+        os.kill(pid, signal.SIGKILL)
+        assert forks.wait() == -signal.SIGKILL
+        assert txn_contents(target) in ({}, txn_rows)  # it may have been ingested since
+        assert ending(partial(run_restore, options), silent) == 0
+        assert txn_contents(target) == txn_rows
+        assert disturbed(target) == []
 
 
 def txn_contents(live: LiveCluster) -> dict[bytes, bytes]:
