@@ -97,7 +97,7 @@ def join(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one part of a backup: from batches of ``STORAGE_SCHEMA`` of both files to batches of ``SCHEMA``.
 
-    Keys lose ``prefix`` (the keyspace in API V2); ``ts`` is the commit ts. One batch of each file is in memory at a time. Raises
+    Keys lose ``prefix`` (the keyspace in API V2); ``ts`` is the commit ts. Memory holds one batch of each file. Raises
     `DamagedBytes` for a record without its value, a value without its record, two versions of a key, and rows that no store
     writes into a backup, `UnsortedKeys`.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -23,20 +22,6 @@ from tikv_br.cluster.pb import coprocessor_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyMode, encode
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeCluster]:
-    """One scripted store."""
-    made = FakeCluster()
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=["v1", "v2"])
-def recorded(request: pytest.FixtureRequest, golden: Path) -> Path:
-    """The recording of an API version."""
-    return golden / "txn" / str(request.param)
 
 
 class Replay:
@@ -90,9 +75,9 @@ class Replay:
 
 
 @pytest.mark.parametrize("backup", ["full", "full-later", "gc-fence"])
-def test_recorded_checksums(fake: FakeCluster, recorded: Path, backup: str) -> None:
+def test_recorded_checksums(fake: FakeCluster, txn_recording: Path, backup: str) -> None:
     """The sums of all regions are those of the recorded rows; nothing but the context differs in the requests."""
-    replay = Replay(fake, recorded / backup)
+    replay = Replay(fake, txn_recording / backup)
     rows = json.loads((replay.folder / "rows.json").read_text())["rows"]
     pairs = [bytes.fromhex(row["key"]) + recorded_value(row) for row in rows]
     expected = (Checksum(crc64.xz(pair), 1, len(pair)) for pair in pairs)
@@ -104,9 +89,9 @@ def test_recorded_checksums(fake: FakeCluster, recorded: Path, backup: str) -> N
     assert sent == replay.requests
 
 
-def test_a_recorded_lock(fake: FakeCluster, recorded: Path) -> None:
+def test_a_recorded_lock(fake: FakeCluster, txn_recording: Path) -> None:
     """Its transaction is pushed, and its region is requested again with a note that its locks do not count."""
-    replay = Replay(fake, recorded / "locked")
+    replay = Replay(fake, txn_recording / "locked")
     by_region = {number: answers[0] for number, answers in replay.answers.items() if answers[0].HasField("locked")}
     (number,) = by_region
     lock = by_region[number].locked

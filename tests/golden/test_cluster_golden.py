@@ -74,14 +74,6 @@ def version(recording: Recording) -> ApiVersion:
     return CLUSTERS[recording.folder.name]
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeCluster]:
-    """A scripted PD and store."""
-    made = FakeCluster()
-    yield made
-    made.close()
-
-
 def decoded(text: str) -> bytes:
     """Bytes of the recordings' JSON."""
     return base64.b64decode(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -20,20 +19,6 @@ from tikv_br.formats.keys.ranges import EVERY_KEY
 
 AFTER_TTL = 60_000
 """Milliseconds."""
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeCluster]:
-    """One scripted store."""
-    made = FakeCluster()
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=["v1", "v2"])
-def folder(request: pytest.FixtureRequest, golden: Path) -> Path:
-    """The recording of an API version."""
-    return golden / "txn" / str(request.param)
 
 
 class Recorded:
@@ -101,9 +86,9 @@ class Recorded:
         ("dead-async-commit-incomplete", 1, False, False),
     ],
 )
-def test_statuses(fake: FakeCluster, folder: Path, name: str, number: int, *, pushed: bool, ended: bool) -> None:
+def test_statuses(fake: FakeCluster, txn_recording: Path, name: str, number: int, *, pushed: bool, ended: bool) -> None:
     """The recorded request is sent, byte by byte; the lock stays, or gets the primary's commit ts."""
-    recorded = Recorded(fake, folder, name, number)
+    recorded = Recorded(fake, txn_recording, name, number)
     report = recorded.resolve()
     assert recorded.sent() == recorded.request
     assert [each.start_ts for each in report.live] == ([] if ended else [recorded.request.lock_ts])
@@ -112,9 +97,9 @@ def test_statuses(fake: FakeCluster, folder: Path, name: str, number: int, *, pu
 
 
 @pytest.mark.parametrize("name", ["dead-async-commit-complete", "dead-async-commit-incomplete"])
-def test_async_commits_after_their_ttl(fake: FakeCluster, folder: Path, name: str) -> None:
+def test_async_commits_after_their_ttl(fake: FakeCluster, txn_recording: Path, name: str) -> None:
     """All keys locked: the largest least commit ts of all; one missing: rolled back. The recorded keys are asked for."""
-    recorded = Recorded(fake, folder, name, 1)
+    recorded = Recorded(fake, txn_recording, name, 1)
     after = compose(physical_ms(recorded.request.lock_ts) + AFTER_TTL)
     assert recorded.resolve(after).live == ()
     (asked,) = fake.stores[1].seen(KV + "KvCheckSecondaryLocks", kv.CheckSecondaryLocksRequest)

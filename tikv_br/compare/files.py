@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.files import FileEntry, Totals, totals
+from tikv_br.backupset.files import FileEntry, FilePair, Totals, totals
 from tikv_br.cancellation import Cancellation, TaskCancelled, inherit, run_on_threads
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.compare.ranges import compare_range
@@ -45,8 +45,8 @@ class FilePart(NamedTuple):
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """The files in the order in which stores must ingest them: no commit without its value."""
-        return (self.file,) if self.values is None else (self.values, self.file)
+        """The files in the order in which stores must ingest them."""
+        return FilePair(self.file, self.values).files
 
     @property
     def totals(self) -> Totals:
