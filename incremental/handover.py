@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec
+from tikv_br.backupset.lease_record import LeaseOwner
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import EtcdConfig
 from tikv_br.cluster.pd_http import gc_status
@@ -23,7 +24,7 @@ from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper, choose_back
 from tikv_br.cluster.safepoint import service_id as backup_service_id
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
 from tikv_br.cluster.versions import FEED
-from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
+from tikv_br.errors import ClusterUnfit, SafePointError, SyncRunning, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
@@ -167,30 +168,40 @@ def state_name(state: EtcdConfig | StorageLocation) -> str:
     return state.redacted() + (f" on {socket.gethostname()}" if state.scheme == "local" else "")
 
 
-def check_runs_alone(cluster: Cluster, changefeed_id: str, state: str, stop: threading.Event) -> bool:
-    """Raise `UsageError` if a sync with this name and another `state` runs: the two would share one safe point.
+def check_runs_alone(
+    cluster: Cluster, changefeed_id: str, state: str, stop: threading.Event, *, take_over: bool = False
+) -> bool:
+    """Raise `SyncRunning` if a sync with this name runs: two would share one safe point, and one checkpoint or none.
 
-    Returns False if `stop` was set. If the other sync was killed, this takes `RENEWAL_SEEN_SECONDS`. Of two processes with the
-    same state the newer one takes over.
+    Returns False if `stop` was set. If the other sync was killed on another machine, this takes `RENEWAL_SEEN_SECONDS`. With
+    `take_over` a sync with the same `state` does not matter: it ends at its next save. Changefeeds of captures share a state.
     """
     name = service_id(changefeed_id)
-    other, first = cluster.ingests.state_of_follower(name), expiry(cluster, name)
-    if other in {"", state} or not first:
+    other, first = cluster.ingests.follower(name), expiry(cluster, name)
+    if other is None or other.is_gone or not first or (other.state == state and (take_over or other.owner is None)):
         return True
+    process = "" if other.owner is None else f" ({other.owner})"
+    running = SyncRunning(
+        f"another sync with --id {changefeed_id} is running{process}, with its state at {other.state}: "
+        f"two cannot share the safe point {name}",
+        hint="Stop it first, or pass --take-over to end it and to continue from its checkpoint."
+        if other.state == state
+        else "Pass another --id, or stop the other sync first.",
+    )
+    if other.owner is not None and other.owner.is_alive and other.owner != LeaseOwner.this_process():
+        raise running
     log.warning(
-        "another sync with --id %s has its state at %s: waiting up to %.0f s to see whether it runs",
+        "another sync with --id %s has its state at %s%s: waiting up to %.0f s to see whether it runs",
         changefeed_id,
-        other,
+        other.state,
+        process,
         RENEWAL_SEEN_SECONDS,
     )
     for _second in range(round(RENEWAL_SEEN_SECONDS)):
         if stop.wait(1):
             return False
         if expiry(cluster, name) not in {0, first}:
-            raise UsageError(
-                f"another sync with --id {changefeed_id} is running, with its state at {other}: two cannot share the safe point {name}",
-                hint="Pass another --id, or stop the other sync first.",
-            )
+            raise running
     return True
 
 

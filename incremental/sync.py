@@ -13,10 +13,12 @@ from functools import partial
 from tikv_br.archive.maintenance import check_active, state_of
 from tikv_br.archive.records import LogState
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.lease_record import LeaseOwner
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, EtcdConfig
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.errors import (
     ClusterError,
@@ -78,6 +80,8 @@ class SyncOptions(PipelineOptions):
     span: KeyRange = EVERY_KEY
     gc_ttl: int = GC_TTL
     """Seconds for which the safe point protects from GC while the sync is down."""
+    take_over: bool = False
+    """End a running sync with the same id and state, and continue from its checkpoint."""
     fence: Callable[[], object] = unfenced
     """Called before every write of the sync: rows, checkpoint, safe point at the end. Raises `LeaseLost` if it must not write
     any more."""
@@ -126,13 +130,13 @@ def sync(
         options = _continued(options, cluster.cluster_id, subject)
         checkpoints = stack.enter_context(_checkpoints(options, cluster.cluster_id))
         state = state_name(options.state)
-        if not check_runs_alone(cluster, options.changefeed_id, state, stop):
+        if not check_runs_alone(cluster, options.changefeed_id, state, stop, take_over=options.take_over):
             return None
         start_ts = _start_ts(options, cluster, span, checkpoints, subject)
         if isinstance(sink, TikvSink) and checkpoints.load() is None:
             _warn_if_not_restored(options, sink)
         keeper = stack.enter_context(_protected(cluster, options, start_ts))
-        cluster.ingests.register_follower(keeper.service_id, state)
+        cluster.ingests.register_follower(keeper.service_id, _running(options))
         start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
         replicator = stack.enter_context(
             pipeline(
@@ -270,12 +274,18 @@ def _protected(cluster: Cluster, options: SyncOptions, ts: int) -> Iterator[Safe
         options.fence()
     except (SyncFenced, LeaseLost):
         keeper.stop()
+        with suppress(ClusterError, EtcdError):  # then the next start waits to see that this process has ended
+            cluster.ingests.follower_ended(keeper.service_id, _running(options))
         raise
     except BaseException:
         with suppress(SafePointError):  # the error that led here is the one to raise
             _leave(cluster, keeper, options.gc_ttl)
         raise
     _leave(cluster, keeper, options.gc_ttl)
+
+
+def _running(options: SyncOptions) -> Follower:
+    return Follower(state_name(options.state), LeaseOwner.this_process())
 
 
 def _leave(cluster: Cluster, keeper: SafePointKeeper, gc_ttl: int) -> None:

@@ -12,6 +12,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import Compare
+from tikv_br.cluster.ingests import Follower
 from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged, TikvBrError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
@@ -171,7 +172,7 @@ class Worker:
         check_shared(target)
         with open_sink(target, self._origin(), self._sink_options()) as sink:
             changefeed.check_place(sink.place)
-            membership.source.ingests.register_follower(service_id(changefeed.id), CHANGEFEED_STATE)
+            membership.source.ingests.register_follower(service_id(changefeed.id), Follower(CHANGEFEED_STATE))
             with pipeline(
                 membership.source,
                 codec,

@@ -64,7 +64,7 @@ LOG = (
     "log resume",
     "log compact",
     "log truncate",
-    "log stop",
+    "log end",
 )
 REST = (
     "load raw",

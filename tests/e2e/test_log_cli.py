@@ -1,4 +1,4 @@
-"""``tikv-br log`` as an operator uses it: start, status, pause, resume, truncate, stop, and damage."""
+"""``tikv-br log`` as an operator uses it: start, status, pause, resume, truncate, end, and damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.command import PROGRAM, environment
+from tests.e2e.command import PROGRAM, environment, succeed
 from tests.support.documented import checked
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
@@ -21,6 +21,7 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import Segment
 from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.cluster.pd_http import gc_status
+from tikv_br.errors import SyncRunning
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -122,6 +123,7 @@ def test_the_life_of_a_log(v2: LiveCluster, tmp_path: Path) -> None:
         v2.raw().put(b"key1", b"later")
         later = v2.cluster.pd.tso()
         eventually(lambda: reached(later), PATIENCE)
+        assert run("end", *place, "--pd", v2.pd, "--yes").returncode == SyncRunning.exit_code
         process.terminate()
         assert process.wait(PATIENCE) == 143
     first, last = lines(run("changes", "key1", *place), "log_change")
@@ -143,7 +145,9 @@ def test_the_life_of_a_log(v2: LiveCluster, tmp_path: Path) -> None:
     (found,) = lines(run("status", *place), "log_status")
     assert (found["start_ts"], found["gaps"]) == (written, [])
     check_compaction(place, found["end_ts"])
-    assert run("stop", *place, "--pd", v2.pd).returncode == 0
+    assert run("end", *place, "--pd", v2.pd).returncode == 2  # it asks, and there is no terminal
+    assert json.loads(run("status", *place).stdout)["state"] == "active"
+    succeed("log", "stop", *place, "--pd", v2.pd, "--yes")  # its former name
     assert "tikv-br-sync-one" not in [each.service for each in gc_status(v2.cluster.pd_http).services]
     assert run("resume", *place).returncode == 2
     victim = next((tmp_path / "one" / "segments").glob("*.json"))

@@ -42,6 +42,11 @@ class LeaseOwner:
         started = _started(self.pid)
         return started == 0 if not self.started else started != self.started
 
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the process certainly runs, on this machine."""
+        return bool(self.machine) and self.machine == _machine() and not self.is_gone
+
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 

@@ -102,6 +102,7 @@ def create(flags: CreateFlags) -> None:
     )
     start = flags.start.required(flags.storage_flags)
     with flags.group() as group:
+        from tikv_br.cluster.ingests import Follower
         from tikv_br.incremental.feed.options import hold_back_for
         from tikv_br.incremental.group.changefeeds import resolved
         from tikv_br.incremental.handover import CHANGEFEED_STATE, check_runs_alone, service_id
@@ -110,7 +111,7 @@ def create(flags: CreateFlags) -> None:
         info = resolved(wanted, group.cluster, flags.keyspace, start, flags.sink.options(flags.cluster))
         check_runs_alone(group.cluster, info.id, CHANGEFEED_STATE, threading.Event())
         group.changefeeds.create(info, former_id="" if flags.name else LOG_ID)
-        group.cluster.ingests.register_follower(service_id(info.id), CHANGEFEED_STATE)
+        group.cluster.ingests.register_follower(service_id(info.id), Follower(CHANGEFEED_STATE))
         _show(flags.out, group.store.snapshot(), info.id)
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal
 from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.log_view import show_changes, show_segments, show_status
-from tikv_br.cli.output import human_bytes, quote, read_key
+from tikv_br.cli.output import confirmation, human_bytes, quote, read_key
 from tikv_br.cli.point_flags import parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import FollowFlags, follow_feed
 from tikv_br.cli.sync_options import LOG_ID, StateFlags
 from tikv_br.cluster.timestamps import MAX_TS, parse_ts, show_ts
-from tikv_br.errors import KeyNotFound, LogDamaged, UsageError
+from tikv_br.errors import KeyNotFound, LogDamaged, SyncRunning, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.archive.compact import CompactionSummary
@@ -98,8 +98,9 @@ class LogStatusFlags(LogFlags):
     )
 
 
-class LogStopFlags(LogFlags):
+class LogEndFlags(LogFlags):
     cluster: shared.ClusterFlags
+    yes: bool = flag(False, "End it without asking.", "--yes", "-y", command_line=True)
 
 
 class LogCompactFlags(LogFlags):
@@ -209,14 +210,16 @@ def resume(flags: LogFlags) -> None:
     _set_state(flags, LogState.ACTIVE, f"The log {flags.log_id} is active: run `tikv-br log start` to continue it.")
 
 
-@command("log stop", example="--pd 10.0.0.1:2379 --storage s3://backups/log")
-def stop(flags: LogStopFlags) -> None:
-    """End a log archive for good, and remove its service safe point. Terminate `log start` first. Restores from it still work."""
+@command("log end", example="--pd 10.0.0.1:2379 --storage s3://backups/log")
+def end_log(flags: LogEndFlags) -> None:
+    """End a log archive for good, and remove its service safe point. Refused while `log start` runs. Restores from it still work."""
     archive = flags.open()
+    import threading
+
     from tikv_br.archive.records import LogState
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.safepoint import release
-    from tikv_br.incremental.handover import service_id
+    from tikv_br.incremental.handover import check_runs_alone, service_id
 
     with Cluster.connect(flags.cluster.config()) as source:
         if source.cluster_id != archive.description.cluster_id:
@@ -224,8 +227,24 @@ def stop(flags: LogStopFlags) -> None:
                 f"the log {flags.log_id} is of cluster {archive.description.cluster_id}, not {source.cluster_id}",
                 hint="Pass --pd of the cluster that the log is of.",
             )
-        _set_state(flags, LogState.STOPPED, f"The log {flags.log_id} is stopped.")
+        confirmation("log end", yes=flags.yes)(
+            f"End the log {flags.log_id} at {flags.location.redacted()} for good? It cannot be continued: point-in-time "
+            "recovery then needs another log and a full backup."
+        )
+        try:
+            check_runs_alone(source, flags.log_id, "", threading.Event())
+        except SyncRunning as error:
+            hint = "Stop `tikv-br log start` first. To interrupt the log only for a while, use `tikv-br log pause`."
+            raise SyncRunning(f"the log {flags.log_id} is being written: {error.message}", hint=hint) from None
+        _set_state(flags, LogState.STOPPED, f"The log {flags.log_id} has ended. Restores from it still work.")
         release(source.pd, service_id(flags.log_id))
+
+
+@command("log stop", hidden=True)
+def stop_log(flags: LogEndFlags) -> None:
+    """End a log archive: the former name of `log end`."""
+    logger.warning("`log stop` is now `log end`; the next version no longer has the old name")
+    end_log(flags)
 
 
 @command("log compact", example="--storage s3://backups/log --until 2026-05-02T00:00:00Z")

@@ -61,6 +61,9 @@ class FollowFlags(shared.CommandFlags):
     feed: FeedFlags
     status: StatusFlags
     storage_flags: backup_flags.StorageFlags
+    take_over: bool = flag(
+        False, "End a running process with the same --id and --state-dir, and continue from its checkpoint."
+    )
 
     def options(self, target: Target, patience: float) -> SyncOptions:
         """Return the options, with defaults for what the sink of a log does not have. Raises `UsageError`."""
@@ -83,6 +86,7 @@ class FollowFlags(shared.CommandFlags):
             span=span,
             gc_ttl=round(self.feed.gc_ttl),
             sorter_bytes=self.state.sorter_memory,
+            take_over=self.take_over,
             feed=FeedOptions(hold_back=self.feed.hold_back),
             replicate=ReplicateOptions(self.state.checkpoint_every, patience),
         )

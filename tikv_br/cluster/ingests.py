@@ -6,7 +6,7 @@ Keys, after ``/tikv-br/CLUSTER-ID/``::
     ingest-revision    an id      written with each change of an announcement: one read shows whether there is news
     ingest-alive/ID    empty      with the lease of the command that ingests
     follower/SERVICE   version    a follower that reads announcements, by the name of its safe point in PD;
-                                  while it runs also, after a space, where its state is
+                                  while it runs also, after a space, a `Follower`
 
 **New timestamps.** The new timestamp is fetched from PD after the announcement is in etcd. A follower that holds a resolved-ts
 above it reads announcements, linearizably, before it passes that resolved-ts on, and so sees this one. See
@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from tikv_br import __version__, records
+from tikv_br.backupset.lease_record import LeaseOwner
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, KeyValue, Put, modified_at, unchanged
@@ -68,6 +69,21 @@ class Ingest:
 
     def __str__(self) -> str:
         return f"{self.command} ({self.id})"
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A follower that runs, or was killed."""
+
+    state: str
+    """The place of its state."""
+    owner: LeaseOwner | None = None
+    """Its process; None = several, or an earlier version registered it."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether its process has certainly ended."""
+        return self.owner is not None and self.owner.is_gone
 
 
 class Ingests:
@@ -134,17 +150,27 @@ class Ingests:
         """A lease, to be entered, that shows that the command is alive."""
         return _Alive(self._etcd, f"{self._alive}{ingest.id}")
 
-    def register_follower(self, service: str, state: str = "") -> None:
-        """Note that the follower with this safe point reads announcements, and that it runs with its state there.
+    def register_follower(self, service: str, running: Follower | None = None) -> None:
+        """Note that the follower with this safe point reads announcements, and that it runs.
 
-        Register its safe point before. Call it again without ``state`` when the follower has ended.
+        Register its safe point before. Call it again without ``running`` when the follower has ended.
         """
-        self._etcd.put(self._followers + service, f"{__version__} {state}".rstrip().encode())
+        self._etcd.put(self._followers + service, _follower_value(running))
 
-    def state_of_follower(self, service: str) -> str:
-        """The place of state of a follower that runs or was killed; empty if it has ended or is unknown."""
+    def follower_ended(self, service: str, ours: Follower) -> None:
+        """Note the end of a follower, unless another process has registered since."""
         item = self._etcd.get(self._followers + service)
-        return "" if item is None else item.value.decode(errors="replace").partition(" ")[2]
+        if item is not None and item.value == _follower_value(ours):
+            self._etcd.transact([unchanged(item)], [Put(item.key, _follower_value(None))], repeatable=True)
+
+    def follower(self, service: str) -> Follower | None:
+        """A follower that runs or was killed; None if it has ended or is unknown."""
+        item = self._etcd.get(self._followers + service)
+        written = b"" if item is None else item.value.partition(b" ")[2]
+        try:
+            return records.load(Follower, written, service) if written else None
+        except (BackupDamaged, BackupUnsupported):
+            return Follower(written.decode(errors="replace"))  # earlier versions wrote only the state
 
     def followers(self) -> set[str]:
         """The names of the safe points of followers that read announcements."""
@@ -173,6 +199,10 @@ class _Alive(LeaseHolder):
         super().__enter__()
         self._put()
         return self
+
+
+def _follower_value(running: Follower | None) -> bytes:
+    return __version__.encode() + (b"" if running is None else b" " + records.dump(running))
 
 
 def _load(item: KeyValue) -> Ingest:

@@ -169,6 +169,13 @@ class SyncFenced(TikvBrError):
     default_hint = "Nothing to do: the other process continues the sync. Run only one process per sync."
 
 
+class SyncRunning(TikvBrError):
+    """A sync or log archive with the same name is running."""
+
+    exit_code = 78
+    default_hint = "Stop it first."
+
+
 class SyncStateMismatch(TikvBrError):
     """The state belongs to a sync with another source, range or sink."""
 

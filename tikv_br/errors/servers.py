@@ -103,7 +103,7 @@ class SafePointInUse(ClusterError):
     """A run still renews the service safe point that was to be removed."""
 
     exit_code = 14
-    default_hint = "Stop the run first; a backup, and `tikv-br log stop` or `changefeed remove`, remove their safe point themselves."
+    default_hint = "Stop the run first; a backup, and `tikv-br log end` or `changefeed remove`, remove their safe point themselves."
 
 
 class ClusterFollowed(ClusterError):

@@ -20,9 +20,11 @@ from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.writer import Writer
 from tests.integration.s3_servers import moto_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.backupset.lease_record import LeaseOwner
+from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
-from tikv_br.errors import SyncStateMismatch, UsageError
+from tikv_br.errors import SyncRunning, SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental import handover
@@ -195,13 +197,16 @@ def test_a_state_of_another_sync_is_refused(pair: tuple[LiveCluster, LiveCluster
     assert tikv_br(*asked, "--start", "b").code == 71
 
 
-def test_a_second_one_takes_over(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
-    """Started twice under one name, the first ends with its own exit code, and the second goes on from its checkpoint."""
+def test_a_second_one_is_refused_unless_it_takes_over(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
+    """Started twice under one name, the second is refused; with --take-over the first ends, and the second continues."""
     source, target = pair
     asked = flags(source, f"tikv://{target.pd}", tmp_path / "state", "--start-ts", "now")
     with Writer(source, 5), syncing(*asked) as first:
         wait_for_checkpoint(first, 0)
-        with syncing(*asked[:-2]) as second:
+        refused = tikv_br(*asked[:-2])
+        assert refused.code == SyncRunning.exit_code, refused.err
+        assert first.poll() is None
+        with syncing(*asked[:-2], "--take-over") as second:
             out, err = first.communicate(timeout=PATIENCE)
             assert first.returncode == 70, err
             assert json.loads(out.splitlines()[-1])["name"] == "SyncFenced"
@@ -389,7 +394,8 @@ def test_two_syncs_of_one_name_do_not_run_at_once(
     unrefused.start()
     with running(namesake(source, "alone", tmp_path / "a")) as first:
         refused = pytest.raises(
-            UsageError, match=f"another sync with --id alone is running, with its state at local://{tmp_path}/a on "
+            SyncRunning,
+            match=rf"another sync with --id alone is running \(process .*\), with its state at local://{tmp_path}/a on ",
         )
         with refused:
             sync(namesake(source, "alone", tmp_path / "b"), stop, lambda _: None)
@@ -405,21 +411,23 @@ def test_two_syncs_of_one_name_do_not_run_at_once(
 def test_a_killed_sync_does_not_keep_its_name(
     clusters: Clusters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same command goes on at once; one with another state waits until the safe point was not renewed for long enough."""
+    """On its machine the next one starts at once; elsewhere it waits until the safe point was not renewed for long enough."""
     monkeypatch.setattr(handover, "RENEWAL_SEEN_SECONDS", 3.0)
     source, stopped = clusters(V2), threading.Event()
     stopped.set()
     asked = namesake(source, "killed", tmp_path / "a")
     sync(asked, stopped, lambda _: None)
-    source.cluster.ingests.register_follower(service_id("killed"), handover.state_name(asked.state))  # as if killed
+    us = LeaseOwner.this_process()
+    here, elsewhere = replace(us, started=us.started - 1), replace(us, machine="elsewhere")
     waited = []
-    for each in (asked, namesake(source, "killed", tmp_path / "b")):
+    for owner, state in ((here, "a"), (here, "b"), (elsewhere, "a"), (elsewhere, "b")):
+        killed = Follower(handover.state_name(asked.state), owner)
+        source.cluster.ingests.register_follower(service_id("killed"), killed)
         caplog.clear()
-        with running(each):
+        with running(namesake(source, "killed", tmp_path / state)):
             pass
         waited.append(len([each for each in caplog.messages if "to see whether it runs" in each]))
-        source.cluster.ingests.register_follower(service_id("killed"), handover.state_name(asked.state))
-    assert waited == [0, 1]
+    assert waited == [0, 0, 1, 1]
     source.cluster.pd.update_service_safe_point(service_id("killed"), 0, 0)
 
 

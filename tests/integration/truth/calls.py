@@ -32,7 +32,7 @@ CALLS: dict[CommandPath, str] = {
     ("log", "resume"): "-s {log}",
     ("log", "compact"): "-s {log} --until {middle} --executor driver --grace 0s",
     ("log", "truncate"): "-s {log} --until {middle} --yes",
-    ("log", "stop"): "-s {log} --pd {pd}",
+    ("log", "end"): "-s {log} --pd {pd} --yes",
     ("verify",): "{sound} --executor driver --level data",
     ("diff",): "--pd {pd} --storage {sound} --executor driver",
     ("export", "raw"): "-s {exported} --pd {pd} --executor driver --format jsonl",

@@ -110,8 +110,8 @@ FAULTS = (
         5,
         lambda world: {"pd": world.other.pd, "target": world.other.pd},
         # Any cluster can be backed up, asked and written to; the group of another cluster is another group.
-        only=(*RESTORES, *NEEDS_V2, ("backup", "txn"), ("diff",), ("log", "stop")),
-        others={**dict.fromkeys(RESTORES, 6), ("diff",): 60, ("log", "stop"): 2},
+        only=(*RESTORES, *NEEDS_V2, ("backup", "txn"), ("diff",), ("log", "end")),
+        others={**dict.fromkeys(RESTORES, 6), ("diff",): 60, ("log", "end"): 2},
     ),
     Fault(
         "storage refuses",

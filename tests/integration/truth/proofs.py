@@ -214,7 +214,7 @@ PROOFS: dict[CommandPath, Proof] = {
         world.names["middle"] in log_file(world, "truncated.json")
         and all(int(name.split("-")[1], 16) > int(world.names["middle"]) for name in segments(world))
     ),
-    ("log", "stop"): stopped,
+    ("log", "end"): stopped,
     ("cat",): lambda _, ended: bytes.fromhex(ended.last["value"]) == ROWS[b"row007"],
     ("pin",): lambda world, _: Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
     ("unpin",): lambda world, _: not Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),

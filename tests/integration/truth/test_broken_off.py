@@ -22,7 +22,7 @@ from tikv_br.cli.shared import ClusterFlags
 
 ASKS_PD = [path for path, words in CALLS.items() if "{pd}" in words and path not in {("check",), ("drill", "run")}]
 """`check` and the drill's probes take a silent PD for a failed probe; see test_refused.py."""
-BROKEN_OFF = [*ASKS_PD[::4], ("sync",), ("log", "start"), ("log", "stop")]
+BROKEN_OFF = [*ASKS_PD[::4], ("sync",), ("log", "start"), ("log", "end")]
 """Enough of them: what they do until PD has answered is the same code."""
 LET_IT_WAIT = 0.7
 """Seconds from the connection until the command certainly waits for an answer."""
