@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
-from tikv_br.errors import Interrupted, Terminated, TikvBrError
+from tikv_br import signals
+from tikv_br.errors import TikvBrError
 from tikv_br.progress_events import Reporter, StepFinished, StepStarted, StepUndone, silent
 
 logger = logging.getLogger(__name__)
@@ -72,7 +70,7 @@ def run_steps(
     and `Terminated` in the current step (main thread only); during the undos they are ignored.
     """
     timings: dict[str, float] = {}
-    with _signals_raise() as signals, contextlib.ExitStack() as after_undo, contextlib.ExitStack() as undo:
+    with signals.raising() as received, contextlib.ExitStack() as after_undo, contextlib.ExitStack() as undo:
         try:
             for number, step in enumerate(steps, 1):
                 undo.push(_Undo(step, context, reporter))
@@ -83,8 +81,8 @@ def run_steps(
                 reporter(StepFinished(step.name, number, len(steps), timings[step.name]))
             undo.pop_all()
         except BaseException:
-            signals.ignore()
-            after_undo.enter_context(undoing(signals.came_at))
+            received.ignore()
+            after_undo.enter_context(undoing(received.came_at))
             raise
     return timings
 
@@ -110,39 +108,3 @@ class _Undo(Generic[C]):
         if undone:
             self._reporter(StepUndone(self._step.name, problem))
         return False
-
-
-class _Signals:
-    """SIGINT and SIGTERM raise `Interrupted` and `Terminated`, until `ignore`: from then on they are only logged."""
-
-    def __init__(self) -> None:
-        self._ignored = False
-        self.came_at: float | None = None
-        """Time of the first signal, on the monotonic clock."""
-
-    def ignore(self) -> None:
-        self._ignored = True
-
-    def handle(self, number: int, _frame: FrameType | None) -> None:
-        self.came_at = self.came_at or time.monotonic()
-        if self._ignored:
-            logger.warning("%s ignored: still undoing the earlier steps", signal.Signals(number).name)
-        elif number == signal.SIGINT:
-            raise Interrupted("interrupted")
-        else:
-            raise Terminated("terminated (SIGTERM)")
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[_Signals]:
-    """Handle both signals within the block; does nothing outside the main thread."""
-    signals = _Signals()
-    if threading.current_thread() is not threading.main_thread():
-        yield signals
-        return
-    previous = {number: signal.signal(number, signals.handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from tikv_br import signals
 from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, picked, show
 from tikv_br.cli.status_flags import StatusFlags
 from tikv_br.cli.sync_options import SCRATCH_DIR, SinkTlsFlags, scratch_folder
-from tikv_br.cli.sync_view import signals_stop, watching
+from tikv_br.cli.sync_view import watching
 from tikv_br.cluster.timestamps import physical_ms, show_time
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.codec import PREFIX_SIZE
@@ -96,7 +97,7 @@ def start_capture(flags: CaptureFlags) -> None:
         group.cluster.require(RAW)
         joined = Capture(group.store.etcd, group.cluster, options)
         with (
-            signals_stop(stop, "Other captures take over its work.") as received,
+            signals.stopping(stop, "Other captures take over its work.") as received,
             watching(flags.out, joined.statuses, flags.status) as page,
         ):
             joined.run(stop, page)

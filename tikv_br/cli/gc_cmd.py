@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tikv_br import signals
 from tikv_br.cli import kinds, shared
 from tikv_br.cli.check_cmd import NAGIOS, exit_as_plugin, unknown_in_one_line
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import Output, confirmation, human_seconds, picked
 from tikv_br.cli.status_flags import ServerFlags
-from tikv_br.cli.sync_view import show_address, signals_stop
+from tikv_br.cli.sync_view import show_address
 from tikv_br.cluster.timestamps import physical_ms, show_time
 from tikv_br.errors import ClusterError, UsageError
 from tikv_br.formats.keys.text import show_key
@@ -91,7 +92,7 @@ def run(flags: RunFlags) -> None:
             write_metrics(file, None, WorkerFigures())
         with (
             _serving(flags.out, watch, flags.server),
-            signals_stop(stop, "Another worker takes over, if one runs.") as received,
+            signals.stopping(stop, "Another worker takes over, if one runs.") as received,
         ):
             show = partial(_show_round, flags.out, file, watch)
             check = partial(check_round, cluster, resolves=flags.resolve_locks)

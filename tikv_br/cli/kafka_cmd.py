@@ -8,12 +8,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
+from tikv_br import signals
 from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output, human_bytes
 from tikv_br.cli.status_flags import SHORTEST_STATUS
 from tikv_br.cli.sync_options import MAX_BATCH_ROWS, SCRATCH_DIR, SINK_RATE, SORTER_MEMORY, scratch_folder
-from tikv_br.cli.sync_view import repeated, signals_stop
+from tikv_br.cli.sync_view import repeated
 from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import UsageError
 
@@ -115,7 +116,7 @@ def replay_topic(flags: ReplayFlags) -> None:
         for each in running:
             _show(out, each.status())
 
-    with signals_stop(stop, RESUMES, lambda: bool(running)) as received, repeated(flags.status_every, show):
+    with signals.stopping(stop, RESUMES, lambda: bool(running)) as received, repeated(flags.status_every, show):
         status = replay(options, stop, running.append)
     if status is not None:
         out.result("summary", asdict(status), f"Stopped: {describe(status)}")

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, ClassVar, NoReturn
+from typing import Annotated, ClassVar
 
 import typer
 import typer.main
 
-from tikv_br import pandas_import, run_id
+from tikv_br import pandas_import, run_id, signals
 from tikv_br.cli import log
 from tikv_br.cli.groups import LazyCommand, LazyGroup
 from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
 from tikv_br.cli.settings import Invocation
-from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, Terminated, TikvBrError, UsageError
+from tikv_br.errors import OutputClosed, OutputFailed, TikvBrError, UsageError
 from tikv_br.redaction import redact, secrets_in
 
 PROGRAM = "tikv-br"
@@ -139,7 +137,7 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
     """Turn every failure into a message and a code. The only broad ``except`` above a Spark task's edge."""
     failure: TikvBrError
     try:
-        _raise_on_signals()
+        signals.raise_from_now()
         command = typer.main.get_command(app)
         code = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=invocation)
         Output().flush()
@@ -190,20 +188,6 @@ def _open_missing_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - while we live
-
-
-def _raise_on_signals() -> None:
-    """Turn SIGINT and SIGTERM into exceptions, so that everything on the stack can clean up."""
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _terminate)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Interrupted("interrupted")
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated("terminated (SIGTERM)")
 
 
 if __name__ == "__main__":

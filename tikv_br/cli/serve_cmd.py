@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tikv_br import signals
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag
-from tikv_br.cli.sync_view import signals_stop
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SHORTEST_REFRESH = 1.0
-STEP = 0.5
-"""Seconds between two looks at whether a signal came."""
 
 
 class ShownClusterFlags(shared.ClusterFlags):
@@ -159,7 +157,7 @@ def serve(flags: ServeFlags) -> None:
     from tikv_br.serve.web import Site
 
     stop = threading.Event()
-    with signals_stop(stop, "") as received, Watcher(sources, flags.refresh, limits) as watcher:
+    with signals.stopping(stop) as received, Watcher(sources, flags.refresh, limits) as watcher:
         site = Site(watcher.overview, watcher.report, address, token)
         with listening(address, site.answer, "--listen", site.methods) as chosen:
             url = f"http://{chosen}/"
@@ -168,6 +166,5 @@ def serve(flags: ServeFlags) -> None:
             else:
                 log.info("the overview is at %s", url)
             flags.out.flush()
-            while not stop.wait(STEP):  # a signal that comes just before a wait is handled only after it
-                pass
+            stop.wait()
     raise received[0]

@@ -8,6 +8,7 @@ import threading
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
+from tikv_br import signals
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output
@@ -22,7 +23,7 @@ from tikv_br.cli.sync_options import (
     SyncRangeFlags,
     scratch_folder,
 )
-from tikv_br.cli.sync_view import describe, serving, signals_stop, watching
+from tikv_br.cli.sync_view import describe, serving, watching
 from tikv_br.errors import SyncDegraded, UsageError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _follow_by_diff(flags: SyncFlags) -> None:
         _show_pass(out, done)
 
     hint = "Run the same command to resume: its first pass finds all differences."
-    with signals_stop(stop, hint) as received, serving(out, passes, flags.status):
+    with signals.stopping(stop, hint) as received, serving(out, passes, flags.status):
         DiffMode(options, stop).run(report, on_failure=passes.record_failure)
     if received:
         raise received[0]
@@ -204,7 +205,7 @@ def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) ->
     stop, running = threading.Event(), FeedTracker(options.changefeed_id, *ends)
     to_stdout = isinstance(options.target, StdoutTarget)
     with (
-        signals_stop(stop, SAVED, lambda: running.has_begun) as received,
+        signals.stopping(stop, SAVED, lambda: running.has_begun) as received,
         watching(out, running, status_flags, lines=to_stdout and sys.stdout.isatty()),
     ):
         status = sync(options, stop, running.begin, running.wait)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from tikv_br.cli import log as logs
@@ -19,7 +16,7 @@ from tikv_br.cli import table
 from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
 from tikv_br.cli.status_flags import StatusFlags
 from tikv_br.cluster.timestamps import show_ts
-from tikv_br.errors import Interrupted, OutputClosed, Terminated
+from tikv_br.errors import OutputClosed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,36 +30,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def signals_stop(
-    stop: threading.Event, hint: str, has_begun: Callable[[], bool] = lambda: True
-) -> Iterator[list[Interrupted | Terminated]]:
-    """Set `stop` on the first SIGTERM or SIGINT, and add it to the list for the caller to raise; a second one raises at once.
-
-    So does the first one before anything `has_begun`: servers that do not answer would be waited for.
-    """
-    errors: dict[int, Interrupted | Terminated] = {
-        signal.SIGTERM: Terminated("terminated (SIGTERM)", hint=hint),
-        signal.SIGINT: Interrupted("interrupted", hint=hint),
-    }
-    received: list[Interrupted | Terminated] = []
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        if not has_begun():
-            raise type(errors[number])(errors[number].message)
-        if received:
-            raise errors[number]
-        received.append(errors[number])
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in errors}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 COLUMNS = ("sync", "behind", "writes", "events/s", "written", "regions", "stores", "sorter", "retries")

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tikv_br import signals
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.admin import Admin
 from tikv_br.playground.backup_service import BackupService
@@ -51,8 +51,6 @@ from tikv_br.playground.txn.state import TxnState
 
 PORT_SECONDS: Final = 5.0
 """Seconds that a restarted store waits for its ports: gRPC may not have closed one yet, or another program uses it."""
-WAKE_SECONDS: Final = 0.5
-"""A signal that arrives while the process is stopped (Ctrl-Z) may reach a thread of gRPC, which does not wake the main one."""
 _IDENTITY: Final = "identity"
 _log = logging.getLogger(__name__)
 
@@ -246,17 +244,14 @@ def open_playground(directory: Path, **changes: Any) -> Playground:  # noqa: ANN
 def run(home: Home) -> None:
     """Run the playground of a directory until SIGTERM or SIGINT. Raises `PlaygroundError` if it cannot start."""
     ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: ended.set())
-    with home.locked():
+    with signals.stopping(ended, only_first=True), home.locked():
         playground = Playground(Settings.from_json((home.directory / SETTINGS_FILE).read_text()))
         try:
             playground.start()
             home.register()
             home.write_state({**playground.describe(), "pid": os.getpid()})
             _log.info("ready: PD at %s", playground.state.address)
-            while not ended.wait(WAKE_SECONDS):
-                pass
+            ended.wait()
             home.unregister()
         finally:
             playground.stop()

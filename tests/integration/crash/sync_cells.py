@@ -17,7 +17,7 @@ from tests.integration.crash.cells import FULL, Kind, When, ending, fail
 from tests.integration.incremental import forked_sync  # noqa: F401 - loads the kernels
 from tests.support.forks import Forks
 from tests.support.waiting import eventually
-from tikv_br.cli.sync_view import signals_stop
+from tikv_br import signals
 from tikv_br.errors import StorageUnreachable, SyncFenced, Terminated
 from tikv_br.incremental.checkpoint import ObjectCheckpoints
 from tikv_br.incremental.sync import SyncOptions, sync
@@ -98,7 +98,7 @@ def broken(
             stop.set()
 
     def run(_reporter: object) -> None:
-        with signals_stop(stop, "") as reported:
+        with signals.stopping(stop) as reported:
             sync(options, stop, lambda _: None)
         if reported:
             raise reported[0]

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 import tikv_br.storage.local  # noqa: F401 - what a sync imports, once for all of them
 from tests.support.forks import Forks
+from tikv_br import signals
 from tikv_br.cli import sync_cmd  # noqa: F401
 from tikv_br.cli.main import run
 from tikv_br.cluster.pb import cdcpb_pb2
@@ -53,8 +54,8 @@ class Syncs(Forks):
 def run_sync(options: SyncOptions) -> int:
     """A sync with options that the command does not have, until SIGTERM."""
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    sync(options, stop, lambda _: None)
+    with signals.stopping(stop):
+        sync(options, stop, lambda _: None)
     return 0
 
 
