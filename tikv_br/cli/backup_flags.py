@@ -45,7 +45,6 @@ class AzblobFlags(Flags, shared=True, prefix="azblob."):
 class GcsFlags(Flags, shared=True, prefix="gcs."):
     endpoint: str = flag("", "GCS endpoint (default: Google's).", metavar="URL")
     storage_class: str = flag("", "GCS storage class of new objects.", metavar="NAME")
-    predefined_acl: str = flag("", "Not supported. Use IAM instead.", metavar="NAME")
     credentials_file: str = flag(
         "",
         "Key file of a service account, on each machine that runs tasks (default: the application default credentials).",
@@ -65,7 +64,6 @@ class S3Flags(Flags, shared=True, prefix="s3."):
     storage_class: str = flag("", "S3 storage class of new objects.", metavar="NAME")
     sse: str = flag("", "Server-side encryption: AES256, aws:kms or aws:kms:dsse.", metavar="NAME")
     sse_kms_key_id: str = flag("", "KMS key ID for --s3.sse aws:kms.", metavar="ID")
-    acl: str = flag("", "Not supported. Use bucket policies instead.", metavar="NAME")
     provider: str = flag(
         "", "S3 provider, as in the Go TiKV-BR: alibaba and netease turn path style off.", metavar="NAME"
     )

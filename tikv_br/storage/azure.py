@@ -44,6 +44,18 @@ class AzureObjectStore(CloudObjectStore):
     _TAKEN = frozenset({"BlobAlreadyExists", "ConditionNotMet"})
     _BUSY = frozenset({"ContainerBeingDeleted", "ServerBusy", "OperationTimedOut"})
     _BAD_NAMES = frozenset({"InvalidResourceName", "OutOfRangeInput"})
+    _IGNORED_VARIABLES = frozenset(
+        {
+            "AZURE_CONTAINER_NAME",
+            "AZURE_DISABLE_TAGGING",
+            "AZURE_ENDPOINT",
+            "AZURE_SKIP_SIGNATURE",
+            "AZURE_STORAGE_ENCRYPTION_KEY",
+            "AZURE_STORAGE_ENDPOINT",
+            "AZURE_STORAGE_USE_EMULATOR",
+            "AZURE_USE_FABRIC_ENDPOINT",
+        }
+    )
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)
@@ -60,6 +72,8 @@ class AzureObjectStore(CloudObjectStore):
             config |= {"account_key": now.key.reveal(), "credential_type": "access_key"}
         elif now.sas_token:
             config |= {"sas_key": now.sas_token.reveal(), "credential_type": "sas_token"}
+        elif now.has_client_secret:
+            config["credential_type"] = "client_secret"
         return AzureStore(
             self._location.bucket,
             prefix=self._location.path or None,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import abc
 import functools
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError
@@ -51,6 +53,8 @@ _REQUEST_FAILURES = (BaseError, OSError, ValueError)
 """Exceptions of obstore's requests: its own classes, and builtin ones for missing objects and bad ranges."""
 T = TypeVar("T")
 _runtime_owner: int | None = None
+_environment = threading.Lock()
+"""Held while variables are hidden."""
 
 
 class CloudObjectStore(CloudFailures, ObjectStore):
@@ -59,6 +63,9 @@ class CloudObjectStore(CloudFailures, ObjectStore):
     The first request of a process to a location is a probe, so that a wrong address is reported within seconds; from then on
     outages shorter than `StorageLocation.patience` are retried, see `tikv_br.storage.outage`.
     """
+
+    _IGNORED_VARIABLES: ClassVar[frozenset[str]] = frozenset()
+    """Variables by which obstore would overrule the location."""
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)
@@ -265,11 +272,23 @@ class CloudObjectStore(CloudFailures, ObjectStore):
 
     def _client(self, timeouts: ClientConfig, retries: RetryConfig | None = None) -> CloudStore:
         client: ClientConfig = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, **timeouts}
-        return self._open(client, retries or {"max_retries": 0, "retry_timeout": REQUEST_TIMEOUT})
+        with _hidden(self._IGNORED_VARIABLES):
+            return self._open(client, retries or {"max_retries": 0, "retry_timeout": REQUEST_TIMEOUT})
 
 
 def _info(name: str, meta: ObjectMeta) -> ObjectInfo:
     return ObjectInfo(name, meta["size"], plain_etag(meta["e_tag"]), int(meta["last_modified"].timestamp() * 1000))
+
+
+@contextmanager
+def _hidden(variables: Iterable[str]) -> Iterator[None]:
+    """Without these variables of the environment: obstore reads some that no argument of its own can overrule."""
+    with _environment:
+        found = {name: os.environ.pop(name) for name in variables if name in os.environ}
+        try:
+            yield
+        finally:
+            os.environ.update(found)
 
 
 def _check_not_forked() -> None:

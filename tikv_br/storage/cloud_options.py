@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from tikv_br.errors import UsageError
+from tikv_br.errors import StorageDenied, UsageError
 from tikv_br.resume_options import MAY_CHANGE
 from tikv_br.storage import outage
 from tikv_br.storage.crypter import SecretText
@@ -32,8 +34,6 @@ class S3Options:
     storage_class: str = field(default="", metadata=MAY_CHANGE)
     sse: str = field(default="", metadata=MAY_CHANGE)
     sse_kms_key_id: str = field(default="", metadata=MAY_CHANGE)
-    acl: str = field(default="", metadata=MAY_CHANGE)
-    """Always refused. The Go tool's flag is known so that the refusal has a reason."""
     provider: str = ""
     ca: str = field(default="", metadata=MAY_CHANGE)
     """Path of a PEM file of authorities to trust besides the system's, wherever a task runs; only a flag, for it is of the machine."""
@@ -87,8 +87,6 @@ class GcsOptions:
     endpoint: str = ""
     """``http://`` or ``https://`` URL; ``""`` = Google's."""
     storage_class: str = field(default="", metadata=MAY_CHANGE)
-    predefined_acl: str = field(default="", metadata=MAY_CHANGE)
-    """Always refused. The Go tool's flag is known so that the refusal has a reason."""
     credentials_file: str = field(default="", metadata=MAY_CHANGE)
     """Path of a service account's key on each machine that runs tasks; no secret itself."""
 
@@ -171,13 +169,42 @@ def _fields(kind: type[CloudOptions]) -> dict[str, str]:
     return {name: of for name, of in types.items() if of in _READERS and name != "ca"}
 
 
+def expand_home(path: str) -> str:
+    """A path in which ``~`` is the home directory; unchanged for a user without one."""
+    return os.path.expanduser(path)  # noqa: PTH111  # that of `Path` raises an error for such users
+
+
+def aws_endpoint() -> str:
+    """The endpoint of S3 that the AWS environment or profile names, ``""`` = none.
+
+    It becomes part of the location, so that tasks and stores on other machines use the same server. Raises `StorageDenied` if the
+    profile cannot be read.
+    """
+    variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # the last one is of obstore's
+    named = next((value for name in variables if (value := os.environ.get(name, "").strip())), "")
+    files = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
+    if not named and not any(Path(expand_home(os.environ.get(*file))).exists() for file in files.items()):
+        return ""
+    import botocore.session
+    from botocore.exceptions import BotoCoreError
+
+    session = botocore.session.Session()
+    try:
+        if session.get_config_variable("ignore_configured_endpoint_urls"):
+            return ""
+        if named:
+            return named
+        profile = session.get_scoped_config()
+        services = session.full_config.get("services", {}).get(profile.get("services"), {})
+    except BotoCoreError as error:
+        raise StorageDenied(
+            f"the AWS configuration cannot be read: {error}", hint="Check AWS_PROFILE and ~/.aws/config."
+        ) from None
+    return str(services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url") or "")
+
+
 def check_s3(options: S3Options) -> None:
     check_endpoint(options.endpoint)
-    if options.acl:
-        raise UsageError(
-            "canned ACLs (s3.acl) are not supported: the upload cannot set them",
-            hint="Leave the flag out; set the bucket's object ownership and policy instead.",
-        )
     if options.sse not in _ENCRYPTIONS:
         raise UsageError(f"s3.sse must be one of {', '.join(_ENCRYPTIONS[1:])}, not {options.sse!r}")
     if options.sse_kms_key_id and not options.sse.startswith("aws:kms"):

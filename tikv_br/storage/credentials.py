@@ -62,11 +62,15 @@ def to_obstore_provider(source: Callable[[], S3Credentials]) -> Callable[[], S3C
 
 def region_of(options: S3Options) -> str:
     """The region of the options, else of the AWS environment or profile, else the Go tool's default."""
-    if options.region:
-        return options.region
+    if region := options.region or _variable("AWS_REGION"):
+        return region
     import boto3
+    from botocore.exceptions import BotoCoreError
 
-    return boto3.Session().region_name or DEFAULT_REGION
+    try:
+        return boto3.Session().region_name or DEFAULT_REGION
+    except BotoCoreError as error:  # e.g. a profile that does not exist
+        raise StorageDenied(f"no S3 region: {error}", hint="Pass --s3.region, or check AWS_PROFILE.") from None
 
 
 def _aws_chain() -> Callable[[], S3Credentials]:
@@ -91,13 +95,17 @@ def _aws_chain() -> Callable[[], S3Credentials]:
     return now
 
 
+_GCS_KEY_FILES = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "SERVICE_ACCOUNT")
+
+
 def gcs_credentials(options: GcsOptions) -> SecretText:
-    """The content of the key file of the URL or the flags; empty = obstore finds credentials itself.
+    """The content of the key file of the URL, the flags or the environment; empty = obstore finds credentials itself.
 
     That is the application default: GOOGLE_APPLICATION_CREDENTIALS, gcloud's login, the machine's service account. Raises
     `StorageDenied`.
     """
-    return _key_file(options.credentials_file) if options.credentials_file else SecretText()
+    path = options.credentials_file or _variable(*_GCS_KEY_FILES)
+    return _key_file(path) if path else SecretText(_variable("GOOGLE_SERVICE_ACCOUNT_KEY"))
 
 
 def _key_file(path: str) -> SecretText:
@@ -128,6 +136,8 @@ class AzureCredentials:
     account: str
     key: SecretText
     sas_token: SecretText
+    has_client_secret: bool = False
+    """The environment has a service principal, which is used."""
 
 
 def azure_credentials(options: AzureOptions) -> AzureCredentials:
@@ -139,14 +149,15 @@ def azure_credentials(options: AzureOptions) -> AzureCredentials:
             hint="Pass --azblob.account-name or account-name=… in the URL, or set AZURE_STORAGE_ACCOUNT.",
         )
     key, sas_token = options.account_key, options.sas_token
-    if not key and not sas_token and not _variable("AZURE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET"):
+    has_client_secret = bool(_variable("AZURE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET"))
+    if not key and not sas_token and not has_client_secret:
         key = SecretText(_variable("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"))
         sas_token = SecretText(_variable("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY").removeprefix("?"))
     if key and not is_base64(key):
         raise StorageDenied(
             "the Azure account key in the environment is not base64", hint="Copy key1 or key2 of the account."
         )
-    return AzureCredentials(account, key, SecretText() if key else sas_token)
+    return AzureCredentials(account, key, SecretText() if key else sas_token, has_client_secret)
 
 
 def _variable(*names: str) -> str:
@@ -232,7 +243,7 @@ def _gcs_message(location: StorageLocation, *, send_credentials: bool) -> brpb_p
         endpoint=options.endpoint, bucket=location.bucket, prefix=location.path, storage_class=options.storage_class
     )
     if send_credentials:
-        path = options.credentials_file or _variable("GOOGLE_APPLICATION_CREDENTIALS")
+        path = options.credentials_file or _variable(*_GCS_KEY_FILES, "GOOGLE_APPLICATION_CREDENTIALS")
         if not path:
             raise StorageDenied(
                 "only a key file can be sent to the stores as GCS credentials, and there is none",

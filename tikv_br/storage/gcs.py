@@ -34,6 +34,20 @@ class GcsObjectStore(CloudObjectStore):
         "AccountProblem": "the account is disabled",
         "UserProjectAccountProblem": "the project's billing account is disabled",
     }
+    _IGNORED_VARIABLES = frozenset(
+        {
+            "GOOGLE_BASE_URL",
+            "GOOGLE_BEARER_TOKEN",
+            "GOOGLE_BUCKET",
+            "GOOGLE_BUCKET_NAME",
+            "GOOGLE_SERVICE_ACCOUNT",
+            "GOOGLE_SERVICE_ACCOUNT_KEY",
+            "GOOGLE_SERVICE_ACCOUNT_PATH",
+            "GOOGLE_SKIP_SIGNATURE",
+            "SERVICE_ACCOUNT",
+        }
+    )
+    """Of service accounts, because `gcs_credentials` reads them."""
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)

@@ -12,7 +12,6 @@ from obstore.store import S3Store
 
 from tikv_br.errors import StorageDenied, StorageError, UsageError
 from tikv_br.storage.cloud import CONDITIONAL_CONFLICT, CloudObjectStore
-from tikv_br.storage.cloud_options import DEFAULT_REGION
 from tikv_br.storage.credentials import credential_source, region_of, to_obstore_provider
 from tikv_br.storage.request_failure import MOVED, RequestFailure
 from tikv_br.storage.url import StorageLocation
@@ -48,6 +47,29 @@ class S3ObjectStore(CloudObjectStore):
     )
     _TAKEN = frozenset({"PreconditionFailed"})
     _BUSY = frozenset({CONDITIONAL_CONFLICT})
+    _IGNORED_VARIABLES = frozenset(
+        {
+            "AWS_BUCKET",
+            "AWS_BUCKET_NAME",
+            "AWS_CHECKSUM_ALGORITHM",
+            "AWS_CONDITIONAL_PUT",
+            "AWS_COPY_IF_NOT_EXISTS",
+            "AWS_DISABLE_BULK_DELETE",
+            "AWS_DISABLE_TAGGING",
+            "AWS_ENDPOINT",
+            "AWS_ENDPOINT_URL",
+            "AWS_ENDPOINT_URL_S3",
+            "AWS_REQUEST_PAYER",
+            "AWS_S3_EXPRESS",
+            "AWS_SERVER_SIDE_ENCRYPTION",
+            "AWS_SKIP_SIGNATURE",
+            "AWS_SSE_BUCKET_KEY_ENABLED",
+            "AWS_SSE_CUSTOMER_KEY_BASE64",
+            "AWS_SSE_KMS_KEY_ID",
+            "AWS_UNSIGNED_PAYLOAD",
+            "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+        }
+    )
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)
@@ -57,8 +79,7 @@ class S3ObjectStore(CloudObjectStore):
 
     @property
     def _endpoint(self) -> str:
-        options = self._location.s3
-        return options.endpoint or f"Amazon S3 in {options.region or DEFAULT_REGION}"
+        return self._location.s3.endpoint or f"Amazon S3 in {self._region}"
 
     def _open(self, client: ClientConfig, retries: RetryConfig) -> S3Store:
         if self._authorities:
@@ -89,15 +110,10 @@ class S3ObjectStore(CloudObjectStore):
 
     def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
         if failure.code in _WRONG_REGION or failure.status == MOVED:
-            return _wrong_region(failure, self._location)
+            right = f"in region {failure.region!r}, not" if failure.region else "not in region"
+            hint = f"Set --s3.region {failure.region}." if failure.region else "Set --s3.region to the bucket's region."
+            return StorageDenied(f"bucket {self._location.bucket!r} is {right} {self._region!r}", hint=hint)
         return super()._refusal(failure, what, place)
-
-
-def _wrong_region(failure: RequestFailure, location: StorageLocation) -> StorageError:
-    said = location.s3.region or DEFAULT_REGION
-    right = f"in region {failure.region!r}, not {said!r}" if failure.region else f"not in region {said!r}"
-    hint = f"Set --s3.region {failure.region}." if failure.region else "Set --s3.region to the bucket's region."
-    return StorageDenied(f"bucket {location.bucket!r} is {right}", hint=hint)
 
 
 def _with_bucket(location: StorageLocation) -> str:

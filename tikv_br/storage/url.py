@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import os.path
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from tikv_br.storage.cloud_options import (
     CloudOptions,
     GcsOptions,
     S3Options,
+    aws_endpoint,
     check_endpoint,
     check_s3,
     decoded,
@@ -198,10 +199,22 @@ def _local(path: str) -> StorageLocation:
 def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
     _check_bucket(parts.netloc)
     options = dataclasses.replace(flags, **read_parameters(parts.query, S3Options))
+    if not options.endpoint and (configured := aws_endpoint()):
+        check_endpoint(configured, "configured S3")
+        options = dataclasses.replace(options, endpoint=configured)
     check_s3(options)
     return StorageLocation(
         "s3", _prefix(parts), parts.netloc, dataclasses.replace(options, endpoint=options.endpoint.rstrip("/"))
     )
+
+
+def _refuse_emulator(variable: str, example: str) -> None:
+    """Other clients would use an emulator, and no URL or flag names a server."""
+    if os.environ.get(variable, "").lower() not in {"", "0", "false"}:
+        raise UsageError(
+            f"{variable} is set, which tikv-br does not follow, and no endpoint was passed",
+            hint=f"Pass the emulator with endpoint={example} in the URL, or unset {variable}.",
+        )
 
 
 def _prefix(parts: SplitResult) -> str:
@@ -217,7 +230,13 @@ def _azure(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
             f"an {parts.scheme}:// URL starts with the name of a container: 3 to 63 lower-case letters, digits and single '-'",
             hint="Write azure://container/prefix; account and credentials are parameters or flags.",
         )
-    options = dataclasses.replace(flags.azure, **read_parameters(parts.query, AzureOptions))
+    said = read_parameters(parts.query, AzureOptions)
+    before = flags.azure
+    if said.get("sas_token") or said.get("account_key"):
+        before = dataclasses.replace(before, sas_token=SecretText(), account_key=SecretText())
+    options = dataclasses.replace(before, **said)
+    if not options.endpoint:
+        _refuse_emulator("AZURE_STORAGE_USE_EMULATOR", "http://127.0.0.1:10000/devstoreaccount1")
     check_endpoint(options.endpoint, "Azure", has_path=True)
     if options.account_name and not re.fullmatch(r"[a-z0-9]{3,24}", options.account_name):
         raise UsageError("azblob.account-name must have 3 to 24 lower-case letters and digits")
@@ -243,11 +262,8 @@ def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
             hint="Write gcs://bucket/prefix; endpoint and credentials are parameters or flags.",
         )
     options = dataclasses.replace(flags.gcs, **read_parameters(parts.query, GcsOptions))
-    if options.predefined_acl:
-        raise UsageError(
-            "predefined ACLs (gcs.predefined-acl) are not supported: the upload cannot set them",
-            hint="Leave the flag out; use uniform bucket-level access and IAM instead.",
-        )
+    if not options.endpoint:
+        _refuse_emulator("STORAGE_EMULATOR_HOST", "http://127.0.0.1:4443")
     # The Go tool's endpoint is that of the JSON API.
     endpoint = options.endpoint.rstrip("/").removesuffix("/storage/v1")
     check_endpoint(endpoint, "GCS")
