@@ -47,7 +47,7 @@ NO_RESUME = partial(flag, False, "Remove the unfinished backup at the URL and st
 COMPRESSION = partial(flag, "zstd", "Compression of the files.", shared=True)
 NEW_STORAGE = partial(
     backup_flags.storage,
-    f"URL of one backup: {backup_flags.URLS}. {{time}} in its last part stands for the time of the start (UTC).",
+    f"URL of one backup: {backup_flags.URLS}. {{time}} (of the start, UTC), {{time:%Y-%m-%d_%H%M}}, {{date}} and {{keyspace}} may be in its last part.",
 )
 COMPRESSION_LEVEL = partial(flag, 0, "Compression level of zstd or lz4 (0 = its default).", limits=(-50, 22))
 
@@ -182,7 +182,7 @@ def _run(
 ) -> BackupReport:
     """Run a backup with the options of the flags, ``others``, which only one command has, and the ``wanted`` ranges."""
     draft.place, draft.cluster = flags.location, ",".join(flags.cluster.pd)
-    from tikv_br.backup.dated import dated_location
+    from tikv_br.backup.dated import Subject, dated_location
     from tikv_br.dataflow.options import BackupOptions
     from tikv_br.formats.sst.compression import Compression
 
@@ -200,7 +200,10 @@ def _run(
     with progress_display(flags.out) as display:
         reporter = draft.listen(display)
         wanted.notice(reporter)
-        options = replace(options, storage=dated_location(options.storage, reporter, dry_run=options.dry_run))
+        kind = "txn" if isinstance(flags, TxnBackupFlags) else "incremental" if flags.base else ""
+        subject = Subject(options.cluster.pd, kind, options.keyspaces, options.ranges)
+        place = dated_location(options.storage, reporter, dry_run=options.dry_run, subject=subject)
+        options = replace(options, storage=place)
         draft.place = options.storage
         done = run(options, reporter)
     draft.done(asdict(done.summary), backup_figures(done.summary, age=False))
