@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import PROGRAM, environment, succeed
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.tools import PREVIOUS, ROOT, unpack_golden
 from tests.support.waiting import eventually
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.errors import TargetNotEmpty
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
 
@@ -97,14 +98,16 @@ def test_an_unfinished_backup_is_resumed(previous: Path, source: LiveCluster, ta
     assert contents(target) == ROWS
 
 
-def test_an_unfinished_restore_is_resumed(previous: Path, target: LiveCluster) -> None:
-    """It was killed after two of 40 files, in import mode; nothing of it stays behind."""
+def test_an_unfinished_restore_is_done_again(previous: Path, target: LiveCluster) -> None:
+    """It left no mark in the cluster, so its rows are only overwritten on request; nothing of it stays behind."""
     target.raw().batch_put({key: ROWS[key] for key in sorted(ROWS)[:6]})
     state = previous / "restore-state"
     places = ["--pd", target.pd, "-s", f"local://{previous}/backups/store", "--state", f"local://{state}"]
-    done = succeed("restore", "raw", *places, *DRIVER, "--output", "json")
+    refused = tikv_br("restore", "raw", *places, *DRIVER)
+    assert refused.code == TargetNotEmpty.exit_code
+    done = succeed("restore", "raw", *places, *DRIVER, "--allow-overwrite", "--output", "json")
     summary = next(line for line in done.lines if line["message_type"] == "summary")
-    assert (summary["files"], summary["resumed_files"]) == (40, 2)
+    assert (summary["files"], summary["resumed_files"]) == (40, 0)
     assert contents(target) == ROWS
     assert [path for path in state.rglob("*.json") if "lease" not in str(path)] == []
 

@@ -34,9 +34,9 @@ class ImportMode:
     """Call `enter` and, however the work ends, `leave`."""
 
     def __init__(self, cluster: Cluster, schedulers: Iterable[str], pause_seconds: int = PAUSE_SECONDS) -> None:
-        """``schedulers`` are those to pause; see `active_balance_schedulers`."""
+        """``schedulers`` are those to pause; see `active_balance_schedulers`. Others, as from a foreign record, are left alone."""
         self._cluster = cluster
-        self.schedulers = sorted(schedulers)
+        self.schedulers = sorted(_BALANCE_SCHEDULERS.intersection(schedulers))
         self._pause = pause_seconds
         self._renewal = BackgroundWork("import-mode", self._keep)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -31,6 +32,7 @@ DAMAGED_HINT = (
     "Nothing was removed. Remove by hand what that drill left (docs/drill.md lists what drills make), then delete the "
     "ledger file."
 )
+_ID = re.compile(r"[A-Za-z0-9-]+")
 log = logging.getLogger(__name__)
 
 
@@ -67,6 +69,8 @@ class OwnedRows:
     """The keyspace that the drill owns; None = the drill owns the whole cluster."""
     ranges: tuple[KeyRange, ...]
     """RPC keys: what the drill writes, and what is removed."""
+    secret: str = field(default="", metadata=records.LATER)
+    """That of the drill's `tikv_br.cluster.marks.Mark` in the cluster, without which no later drill removes the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +176,11 @@ class Remover(Protocol):
 class Cleaner:
     """Removes what is in the ledger and nothing else."""
 
-    def __init__(self, home: ObjectStore, removers: Mapping[EntryKind, Remover]) -> None:
+    def __init__(self, home: ObjectStore, removers: Mapping[EntryKind, Remover], drill: str = "") -> None:
+        """``drill`` is the id of the drill that cleans up."""
         self._home = home
         self._removers = removers
+        self._drill = drill
 
     def clean(self, ledger: Ledger) -> None:
         """Remove all that a drill has made, the newest first.
@@ -200,6 +206,8 @@ class Cleaner:
         problems = []
         for ledger in read_ledgers(self._home):
             try:
+                if ledger.drill == self._drill:  # what is in it would count as found empty by this drill
+                    raise DrillRemains("the ledger has the id of the drill that runs now", hint=DAMAGED_HINT)
                 self.clean(ledger)
                 ledger.remove_finished_backup()
             except TikvBrError as error:
@@ -254,7 +262,8 @@ def _name(drill: str) -> str:
 
 def _read(store: ObjectStore, name: str) -> DrillEntry:
     entry = records.load(DrillEntry, store.get(name), name)
-    if name != _name(entry.drill):  # a cleanup by it would delete the other drill's ledger
+    # A cleanup by it would delete the other drill's ledger, and its folders are named after it.
+    if name != _name(entry.drill) or not _ID.fullmatch(entry.drill):
         raise BackupDamaged(f"{name} is damaged: it is the ledger of drill {entry.drill}")
     return replace(entry, creations=tuple(map(_converted, entry.creations)))
 

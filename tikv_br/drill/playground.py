@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
 import shutil
 import socket
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +27,7 @@ MARK = "made-by-drill"
 PRIVATE = 0o700
 """Restored data may only be read by this user."""
 ROOT = 0
+_NAME = re.compile(r"[0-9a-f]{8}")
 CLUSTER = "cluster"
 """The playground's own directory, beside the mark."""
 
@@ -73,19 +77,25 @@ class PlaygroundTarget:
         return Destination(cluster, backup.api_version, tuple(sorted(backup.ranges)))
 
     def remove(self, creation: Creation, drill: str) -> None:
-        """Stop the playground and delete its directory, if it has the drill's mark and nothing else in it."""
+        """Stop the playground and delete its directory, if it is this user's, in ``parent``, with the drill's mark and nothing else."""
         folder = Path(creation.place)
         if creation.host != socket.gethostname():
             raise DrillRemains(f"{folder} is on {creation.host}, not on this machine")
+        parent = self.parent.expanduser().absolute()
+        if folder.parent != parent or not _NAME.fullmatch(folder.name.removeprefix(f"drill-{drill}-")):
+            raise DrillRemains(
+                f"{folder} is not a directory that drill {drill} makes in {parent}",
+                hint=f"If a drill made it, run one with --work-dir {folder.parent}. Otherwise delete ledger/{drill}.json below --reports.",
+            )
         try:
             self._remove(folder, drill)
         except OSError as error:
             raise DrillRemains(f"cannot remove {folder}: {error.strerror}") from None
 
     def _remove(self, folder: Path, drill: str) -> None:
-        if not folder.exists():
+        if not os.path.lexists(folder):
             return
-        if not _has_mark(folder, drill):
+        if not _is_own(folder) or not _has_mark(folder, drill):
             raise DrillRemains(f"{folder} was not made by drill {drill}: it is left alone")
         if strangers := {each.name for each in folder.iterdir()} - {MARK, CLUSTER}:
             raise DrillRemains(f"{folder} contains {', '.join(sorted(strangers))}, which no drill made")
@@ -96,9 +106,18 @@ class PlaygroundTarget:
         folder.rmdir()
 
 
+def _is_own(folder: Path) -> bool:
+    """Return whether it is a directory, no link, in which only this user can have put anything."""
+    found, above = folder.lstat(), folder.parent.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return found.st_uid == os.getuid() and above.st_uid in {os.getuid(), ROOT} and not found.st_mode & others
+
+
 def _has_mark(folder: Path, drill: str) -> bool:
     """An empty directory counts: the drill was killed right after it made it."""
     mark = folder / MARK
-    if mark.is_file():
+    if mark.is_file() and not mark.is_symlink():
         return mark.read_bytes() in {drill.encode(), b""}
     return not any(folder.iterdir())

@@ -8,11 +8,12 @@ from dataclasses import replace
 from tikv_br.cluster import timestamps
 from tikv_br.compare.files import BackupComparison
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.ledger import EntryKind
-from tikv_br.errors import ChecksumMismatch, UsageError
+from tikv_br.drill.ledger import Creation, EntryKind
+from tikv_br.drill.targets import mark_rows
+from tikv_br.errors import ChecksumMismatch, EtcdError, UsageError
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, subtract
 from tikv_br.formats.keys.text import format_key
-from tikv_br.progress_events import Event, Reporter, StepStarted
+from tikv_br.progress_events import Event, Notice, Reporter, StepStarted
 from tikv_br.report.facts import Compared, counted
 from tikv_br.restore.options import Restamp
 from tikv_br.restore.plan import choose_parts
@@ -71,9 +72,24 @@ def ownership_reporter(context: DrillContext) -> Reporter:
             context.destination.check_empty()
             if creation is not None:
                 context.ledger.add(creation)
+                _mark(context, creation)
         context.recorder.nested(event)
 
     return report
+
+
+def _mark(context: DrillContext, creation: Creation) -> None:
+    """Leave the mark by which the next drill knows the rows as this one's. Without it, this drill can still remove them."""
+    if creation.kind is not EntryKind.ROWS:
+        return
+    try:
+        mark_rows(context.destination.cluster, context.id, creation)
+    except EtcdError as error:
+        context.recorder(
+            Notice(
+                f"if this drill is killed, the next one cannot remove its rows: no mark can be saved: {error.message}"
+            )
+        )
 
 
 def restore_range(context: DrillContext) -> None:

@@ -181,7 +181,7 @@ def _drill(
 ) -> DrillReport:
     steps, drill_id = _leased(drill_steps(options), held), new_id()
     recorder = Recorder(reporter, len(steps) + len(report_steps()))
-    cleaner = Cleaner(home, _removers(options, drill_id))
+    cleaner = Cleaner(home, _removers(options, drill_id), drill_id)
     context = DrillContext(options, drill_id, home, recorder, Ledger(home, drill_id), cleaner, clusters, held.check)
     try:
         run_steps(steps, context, recorder)
@@ -215,7 +215,7 @@ def _removers(options: DrillOptions, drill_id: str) -> dict[EntryKind, Remover]:
         EntryKind.ROWS: OwnedRowsRemover(drill_id, options.target, source),
     }
     if options.source is not None:
-        removers[EntryKind.SAFE_POINT] = SafePointRemover(options.source)
+        removers[EntryKind.SAFE_POINT] = SafePointRemover(drill_id, options.source)
     return removers
 
 

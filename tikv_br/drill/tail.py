@@ -239,12 +239,15 @@ def follow_source(plan: TailPlan) -> Iterator[Tail]:
 
 @dataclass(frozen=True, slots=True)
 class SafePointRemover:
-    """Releases the safe points of drills' syncs."""
+    """Releases the safe points of this drill's syncs. Those of earlier ones, which only a ledger names, expire."""
 
+    drill: str
     source: ClusterConfig
 
     def remove(self, creation: Creation, drill: str) -> None:
         """Release it. Raises `DrillRemains` for one of another cluster or another sync."""
+        if drill != self.drill:
+            return
         cluster_id, _, name = creation.place.partition("/")
         number = name.rpartition("-")[2]
         with Cluster.connect(self.source) as cluster:

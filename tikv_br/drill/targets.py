@@ -13,8 +13,17 @@ from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.marks import Mark, Marks, new_secret
 from tikv_br.drill.ledger import Creation, EntryKind, OwnedRows
-from tikv_br.errors import ClusterError, ClusterUnfit, DrillRemains, TargetNotEmpty, UsageError
+from tikv_br.errors import (
+    ClusterError,
+    ClusterUnfit,
+    DrillRemains,
+    EtcdError,
+    EtcdRefused,
+    TargetNotEmpty,
+    UsageError,
+)
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import RAW_MODE_END, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
@@ -121,7 +130,9 @@ class ClusterTarget:
                 )
             keyspace = self._keyspace_id(cluster)
         self._check_not_source(backup, info.cluster_id, keyspace)
-        rows = OwnedRows(info.cluster_id, backup.api_version, keyspace, _owned_ranges(backup, keyspace))
+        rows = OwnedRows(
+            info.cluster_id, backup.api_version, keyspace, _owned_ranges(backup, keyspace), secret=new_secret()
+        )
         destination_of(self.cluster, rows).check_empty()
         return Creation(EntryKind.ROWS, self.name, rows=rows)
 
@@ -161,12 +172,20 @@ class OwnedRowsRemover:
         """Delete the ranges that a drill owns. Raises `DrillRemains` if they may have another owner by now."""
         rows = _rows_of(creation)
         with Cluster.connect(self._check_is_target(creation, rows, drill)) as cluster:
-            if first_key(cluster, rows.ranges) is None:
+            marks = marks_of(cluster)
+            if first_key(cluster, rows.ranges) is not None:
+                if drill != self.drill:
+                    self._check_is_marked(cluster, marks, rows, drill)
+                    if rows.keyspace is None:
+                        self._check_source_is_alive(drill)
+                for owned in rows.ranges:
+                    delete_range(cluster, rows.api_version, owned)
+            elif not rows.secret:
                 return
-            if drill != self.drill and rows.keyspace is None:
-                self._check_source_is_alive(drill)
-            for owned in rows.ranges:
-                delete_range(cluster, rows.api_version, owned)
+            try:
+                marks.remove(drill)
+            except EtcdError as error:  # without the ledger it does nothing
+                log.warning("cannot remove the mark of drill %s from etcd: %s", drill, error.message)
 
     def _check_is_target(self, creation: Creation, rows: OwnedRows, drill: str) -> ClusterConfig:
         target = self.target
@@ -178,6 +197,31 @@ class OwnedRowsRemover:
             "of this drill",
             hint=f"Run a drill with that target, or delete the rows and then ledger/{drill}.json below --reports.",
         )
+
+    def _check_is_marked(self, cluster: Cluster, marks: Marks, rows: OwnedRows, drill: str) -> None:
+        """What a ledger says of an earlier drill's rows only counts if the cluster itself has the drill's mark with the same ranges.
+
+        Raises `DrillRemains`, `EtcdUnreachable`.
+        """
+        try:
+            mark = marks.read(drill)
+        except EtcdRefused as error:
+            log.warning("cannot read the mark of drill %s: %s", drill, error.message)
+            mark = None
+        whole = whole_cluster(rows.api_version)
+        if rows.keyspace is not None:
+            whole = KeyCodec(rows.api_version, rows.keyspace).rpc_range()
+        is_marked = mark is not None and mark.matches(rows.secret) and mark.ranges == rows.ranges
+        if (
+            not is_marked
+            or rows.api_version is not cluster.api_version
+            or any(intersection(owned, whole) != owned for owned in rows.ranges)
+        ):
+            raise DrillRemains(
+                f"the target has rows that drill {drill} owns by its ledger, but the cluster does not have that drill's mark: "
+                "anybody may have written the ledger, and no row is deleted",
+                hint=f"If the rows are not needed, delete them and then ledger/{drill}.json below --reports.",
+            )
 
     def _check_source_is_alive(self, drill: str) -> None:
         """Rows with the keys of the source may be its recovery if the source is lost."""
@@ -191,6 +235,18 @@ class OwnedRowsRemover:
                 f"the rows of drill {drill}, which was killed, may be a recovery by now: the source does not answer or is empty",
                 hint=f"If they are not needed, delete them and then ledger/{drill}.json below --reports.",
             )
+
+
+def marks_of(cluster: Cluster) -> Marks:
+    """The marks of drills that have written to a cluster."""
+    return Marks(cluster.pd_etcd, cluster.cluster_id, "drill")
+
+
+def mark_rows(target: ClusterConfig, drill: str, creation: Creation) -> None:
+    """Leave the drill's mark in the cluster whose rows it is about to own. Raises `EtcdError`."""
+    rows = _rows_of(creation)
+    with Cluster.connect(target) as cluster:
+        marks_of(cluster).save(drill, Mark(rows.secret, rows.ranges))
 
 
 def _holds_rows(source: ClusterConfig) -> bool:

@@ -42,7 +42,9 @@ class Home:
     def _lock_file(self) -> TextIO:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: it may contain copies of real data
-            return (self.directory / _LOCK_FILE).open("w")
+            # A link in the place of the lock is not followed, and nothing is truncated: the directory may be anybody's.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.fdopen(os.open(self.directory / _LOCK_FILE, flags, 0o600), "r+")
         except OSError as error:
             raise PlaygroundError(f"cannot use the directory {self.directory}: {error.strerror}") from error
 

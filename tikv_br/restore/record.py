@@ -52,6 +52,8 @@ class RestoreCheckpoint:
     """Id of the `RestoreRecord` that contains the checkpoint."""
     options: tuple[str, ...] | None = field(default=None, metadata=LATER)
     """The options that a resumed restore must share, by `resume_options.chosen`; None = not recorded."""
+    secret: str = field(default="", metadata=LATER)
+    """That of the restore's `tikv_br.cluster.marks.Mark` in the target, without which no restore is resumed; empty = it has none."""
 
 
 @dataclass(frozen=True, slots=True)

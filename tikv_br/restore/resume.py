@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
 from tikv_br.backupset import layout
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode, active_balance_schedulers
+from tikv_br.cluster.marks import Mark, Marks, new_secret
 from tikv_br.cluster.timestamps import show_time
-from tikv_br.errors import BackupDamaged, ClusterError, ResumeRefused, StorageDenied, StorageError, StorageReadOnly
+from tikv_br.errors import (
+    BackupDamaged,
+    ClusterError,
+    EtcdError,
+    EtcdRefused,
+    ResumeRefused,
+    StorageDenied,
+    StorageError,
+    StorageReadOnly,
+)
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.progress_events import Notice
 from tikv_br.restore.context import RestoreContext
@@ -23,6 +35,7 @@ from tikv_br.restore.record import (
 from tikv_br.resume_options import chosen, chosen_differences
 from tikv_br.storage.open import open_store
 
+log = logging.getLogger(__name__)
 _START_OVER = "Pass --no-resume to start over; the target must be empty then, unless you also pass --allow-overwrite."
 
 
@@ -74,8 +87,10 @@ def save_checkpoint(context: RestoreContext) -> None:
                 started,
                 context.restamp_ts,
                 options=chosen(context.options),
+                secret=new_secret(),
             )
             context.record.create_checkpoint(context.checkpoint)
+            _save_mark(context, context.record.id, context.checkpoint)
             return
         more = subtract(found, context.checkpoint.empty)
         checkpoint = replace(
@@ -84,6 +99,7 @@ def save_checkpoint(context: RestoreContext) -> None:
         if checkpoint != context.checkpoint:
             context.checkpoint = checkpoint
             context.record.update_checkpoint(checkpoint)
+            _save_mark(context, context.record.id, checkpoint)
     except (StorageReadOnly, StorageDenied) as error:
         context.record = None
         context.reporter(
@@ -94,17 +110,68 @@ def save_checkpoint(context: RestoreContext) -> None:
 
 
 def delete_checkpoint(context: RestoreContext) -> None:
-    """Remove the checkpoint of a complete restore."""
-    if context.record is not None and context.checkpoint is not None:
+    """Remove the checkpoint of a complete restore, then its mark in the target: without the mark it could not be resumed."""
+    if context.record is None:
+        return
+    if context.checkpoint is not None:
         context.record.complete(context.checkpoint, [each.span for each in context.wanted])
+    try:
+        marks_of(context.cluster).remove(context.record.id)
+    except EtcdError as error:  # it does nothing without the checkpoint
+        log.warning("cannot remove the mark of the restore from etcd: %s", error.message)
 
 
 def _read_record(context: RestoreContext, record: RestoreRecord) -> None:
     try:
-        context.checkpoint = record.read_checkpoint()
-        context.resumed = record.restored_ranges(context.checkpoint) if context.checkpoint is not None else []
+        checkpoint = record.read_checkpoint()
+        mark = None if checkpoint is None else _read_mark(context, record.id, checkpoint)
+        if checkpoint is None or mark is None:
+            return
+        context.resumed = record.restored_ranges(checkpoint)
     except BackupDamaged as error:  # the record is damaged, not the backup
         raise BackupDamaged(error.message, hint=_START_OVER) from None
+    empty = (intersection(mine, theirs) for mine in checkpoint.empty for theirs in mark.ranges)
+    context.checkpoint = replace(
+        checkpoint, empty=tuple(span for span in empty if not span.is_empty), restamp_ts=mark.restamp_ts
+    )
+
+
+def marks_of(cluster: Cluster) -> Marks:
+    """The marks of unfinished restores in a cluster."""
+    return Marks(cluster.pd_etcd, cluster.cluster_id, "restore")
+
+
+def _read_mark(context: RestoreContext, restore_id: str, checkpoint: RestoreCheckpoint) -> Mark | None:
+    """The mark that the checkpoint's restore left in the target; None, with a notice, if there is none.
+
+    Raises `EtcdUnreachable`: then it is unknown.
+    """
+    reason = "the cluster does not have its mark, so that anybody may have written the checkpoint"
+    try:
+        mark = marks_of(context.cluster).read(restore_id)
+        if mark is not None and mark.matches(checkpoint.secret):
+            return mark
+    except EtcdRefused as error:
+        reason = f"its mark cannot be read: {error.message}"
+    again = (
+        ""
+        if context.options.allow_overwrite
+        else "; pass --allow-overwrite if the target's rows are those of that restore"
+    )
+    context.reporter(
+        Notice(f"the unfinished restore of {context.backup.store.location} is not resumed: {reason}{again}")
+    )
+    return None
+
+
+def _save_mark(context: RestoreContext, restore_id: str, checkpoint: RestoreCheckpoint) -> None:
+    """Leave the mark of the checkpoint in the target; a restore without one works, but is not resumed."""
+    try:
+        marks_of(context.cluster).save(restore_id, Mark(checkpoint.secret, checkpoint.empty, checkpoint.restamp_ts))
+    except EtcdError as error:
+        context.reporter(
+            Notice(f"this restore cannot be resumed, because its mark in the cluster cannot be saved: {error.message}")
+        )
 
 
 def record_of(context: RestoreContext) -> RestoreRecord:

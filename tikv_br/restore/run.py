@@ -14,18 +14,27 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
 from tikv_br.cluster.ingest_announcer import finish_killed
-from tikv_br.errors import ClusterError
+from tikv_br.errors import BackupSetError, ClusterError, EtcdRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
-from tikv_br.restore.record import check_none_running, import_mode_records, remove_all, restore_ids, schedulers_of
+from tikv_br.restore.record import (
+    RestoreRecord,
+    check_none_running,
+    import_mode_records,
+    remove_all,
+    restore_ids,
+    schedulers_of,
+)
+from tikv_br.restore.resume import marks_of
 from tikv_br.restore.steps import check_fit, connect, plan, read_backup, restore_steps
 from tikv_br.restore.target import check_target
 from tikv_br.restore.txn import txn_restore_steps
 from tikv_br.steps import run_steps
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -165,6 +174,26 @@ def abort_restores(location: StorageLocation, cluster: ClusterConfig | None) -> 
                 except ClusterError as error:
                     log.warning("%s", error.message)
             DownloadLimit(live, 0, "").start()
+            marked = _marked(live, store)
             if live.api_version is ApiVersion.V2:
-                finish_killed(live, restore_ids(store))
+                finish_killed(live, marked)
+            for each in marked:
+                marks_of(live).remove(each)
     return AbortedRestores(remove_all(store), put_back)
+
+
+def _marked(live: Cluster, store: ObjectStore) -> list[str]:
+    """The restores with records in ``store`` that began in this cluster, as its marks prove: another id may be that of a running one."""
+    found = []
+    for restore_id in restore_ids(store):
+        try:
+            checkpoint = RestoreRecord(store, restore_id).read_checkpoint()
+            mark = None if checkpoint is None else marks_of(live).read(restore_id)
+        except (BackupSetError, EtcdRefused) as error:
+            log.warning(
+                "what an unfinished restore announced in the cluster stays until its lease ends: %s", error.message
+            )
+            continue
+        if checkpoint is not None and mark is not None and mark.matches(checkpoint.secret):
+            found.append(restore_id)
+    return found

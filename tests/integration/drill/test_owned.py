@@ -19,15 +19,15 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.history import read_past_drills
-from tikv_br.drill.ledger import Creation, EntryKind, Ledger, read_ledgers
+from tikv_br.drill.ledger import Creation, EntryKind, Ledger, OwnedRows, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.playground import PlaygroundTarget
 from tikv_br.drill.run import drill
-from tikv_br.drill.targets import ClusterTarget
+from tikv_br.drill.targets import ClusterTarget, mark_rows
 from tikv_br.errors import BackupDamaged, ObjectivesMissed, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import MAX_KEYSPACE
+from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
@@ -236,6 +236,56 @@ def test_the_next_drill_removes_rows_of_a_killed_one(
     assert_nothing_left(options, source)
 
 
+def rows_entry(source: LiveCluster, keyspace: int | None, *owned: int, secret: str = "") -> Creation:
+    """The ledger entry of a drill that owns whole keyspaces."""
+    ranges = tuple(KeyCodec(ApiVersion.V2, each).rpc_range() for each in owned)
+    rows = OwnedRows(source.cluster.cluster_id, ApiVersion.V2, keyspace, ranges, secret=secret)
+    return Creation(EntryKind.ROWS, "the target", rows=rows)
+
+
+def test_a_forged_ledger_deletes_no_row(options: DrillOptions, source: LiveCluster) -> None:
+    """Ranges of other keyspaces, also by a drill that has a mark, and rows of the drill's own keyspace that no drill wrote."""
+    home = open_store(options.home)
+    Ledger(home, "unmarked").add(rows_entry(source, SCRATCH, 0, 6, 8))
+    mark_rows(source.config, "marked", rows_entry(source, SCRATCH, SCRATCH, secret="s" * 32))
+    Ledger(home, "marked").add(rows_entry(source, SCRATCH, 0, SCRATCH, secret="s" * 32))
+    elsewhere = rows_entry(source, SCRATCH, 6, secret="t" * 32)
+    mark_rows(source.config, "elsewhere", elsewhere)
+    Ledger(home, "elsewhere").add(elsewhere)
+    found = drill(options)
+    assert found.verdict is DrillVerdict.PASSED
+    for name in ("unmarked", "marked", "elsewhere"):
+        assert any(f"drill {name} owns by its ledger" in notice for notice in found.notices)
+    Ledger(home, "own").add(rows_entry(source, SCRATCH, SCRATCH))
+    source.raw(SCRATCH).put(b"precious", b"x")
+    with pytest.raises(TargetNotEmpty):
+        drill(options)
+    assert contents(source, SCRATCH) == {b"precious": b"x"}
+
+
+def test_a_ledger_that_comes_back_deletes_no_row(
+    options: DrillOptions, source: LiveCluster, forks: Forks, tmp_path: Path
+) -> None:
+    """A ledger is put back after its drill's rows are gone: the mark went with them. Nor does it empty a recovery cluster."""
+    forks.start(partial(killed_at, options, "verify"))
+    assert forks.wait() == -signal.SIGKILL
+    home = open_store(options.home)
+    [name] = [info.name for info in home.list("ledger")]
+    ledger = home.get(name)
+    assert drill(options).verdict is DrillVerdict.PASSED
+    home.put(name, ledger)
+    source.raw(SCRATCH).put(b"precious", b"x")
+    with pytest.raises(TargetNotEmpty):
+        drill(options)
+    assert contents(source, SCRATCH) == {b"precious": b"x"}
+    with live_cluster(tmp_path / "recovery", ApiVersion.V2, stores=1) as recovery:
+        recovery.raw(3).put(b"precious", b"x")
+        Ledger(home, "whole").add(rows_entry(recovery, None, 0, 3))
+        with pytest.raises(TargetNotEmpty):
+            drill(replace(options, target=ClusterTarget(recovery.config), source=source.config))
+        assert contents(recovery, 3) == {b"precious": b"x"}
+
+
 def test_by_a_damaged_ledger_no_row_goes(options: DrillOptions, source: LiveCluster) -> None:
     """The page of a drill that was killed says whose rows lie there: one that is not as it was written ends the next drill, by its name."""
     home = open_store(options.home)
@@ -244,7 +294,9 @@ def test_by_a_damaged_ledger_no_row_goes(options: DrillOptions, source: LiveClus
     backup = BackupSet.open(open_store(parse(str(path))))
     assert isinstance(options.target, ClusterTarget)
     page = Ledger(home, "dead")
-    page.add(options.target.plan("dead", backup))
+    creation = options.target.plan("dead", backup)
+    page.add(creation)
+    mark_rows(source.config, "dead", creation)
     other = Ledger(home, "other")
     other.add(Creation(EntryKind.COPY, "copies/other"))
     source.raw(SCRATCH).batch_put(ROWS)

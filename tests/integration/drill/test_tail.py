@@ -19,6 +19,7 @@ from tests.support.background import Background
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.backupset import lease
+from tikv_br.cluster.safepoint import release
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill import live_diff
 from tikv_br.drill.ledger import EntryKind, read_ledgers
@@ -225,6 +226,14 @@ def test_a_drill_that_loses_its_home_stops_its_tail(
     source.raw().put(b"row000", ROWS[b"row000"])
     assert drill(options).verdict is DrillVerdict.PASSED
     assert_nothing_left(options)
+    expire_safe_points(source)
+
+
+def expire_safe_points(source: LiveCluster) -> None:
+    """End the safe points of killed drills, which expire after ten minutes."""
+    for name in safe_points(source):
+        if name.startswith("tikv-br-sync-drill-"):
+            release(source.cluster.pd, name)
 
 
 def left_state(source: LiveCluster, options: DrillOptions) -> list[object]:
@@ -246,3 +255,4 @@ def test_remains_of_a_drill_killed_in_its_tail_are_removed(
     assert drill(options).verdict is DrillVerdict.PASSED
     assert contents(source) == before
     assert_nothing_left(options)
+    expire_safe_points(source)

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.integration.restore.restores import THREADS, WARM, break_off, leftove
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster
 from tests.support.waiting import eventually
+from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import (
     BackupDamaged,
     ChecksumMismatch,
@@ -29,8 +31,8 @@ from tikv_br.errors import (
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import Event, Notice
 from tikv_br.restore.options import Mode, Restamp
-from tikv_br.restore.record import remove_all
-from tikv_br.restore.run import restore
+from tikv_br.restore.record import RestoreCheckpoint, remove_all
+from tikv_br.restore.run import abort_restores, restore
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -127,6 +129,68 @@ def test_a_record_that_does_not_read_is_no_fault_of_the_backup(source: StorageLo
         restore(options_of(target, source))
     assert "--no-resume" in raised.value.hint
     assert restore(options_of(target, source, resume=False, allow_overwrite=True)).verified
+
+
+def forge(source: StorageLocation, name: str, **changes: object) -> None:
+    """Change a checkpoint as one can who may write beside the backup."""
+    store = open_store(source)
+    found = read_record(store, RestoreCheckpoint, name)
+    write_record(store, name, replace(found, **changes))  # type: ignore[arg-type]
+
+
+def checkpoint_of(source: StorageLocation) -> str:
+    """The name of the only checkpoint."""
+    return next(name for name in leftovers(source) if name.endswith("begun.json"))
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_forged_checkpoint_does_not_open_a_full_target(
+    source: StorageLocation, target: LiveCluster, mode: Mode
+) -> None:
+    """Without the mark of its restore in the cluster, or with a guess, the target must be empty; no row is overwritten."""
+    break_off(target, source, (mode is Mode.PUT and "RawBatchPut") or "Ingest", mode=mode)
+    name = checkpoint_of(source)
+    target.raw().delete_range(EVERY_KEY)
+    theirs = dict.fromkeys(sorted(ROWS)[::40], b"theirs")
+    target.raw().batch_put(theirs)
+    for secret in ("", "0" * 32):
+        forge(source, name, secret=secret)
+        notices: list[Event] = []
+        with pytest.raises(TargetNotEmpty):
+            restore(options_of(target, source, mode=mode), notices.append)
+        assert any(isinstance(each, Notice) and "does not have its mark" in each.message for each in notices)
+        assert rows_of(target) == theirs
+    again = options_of(target, source, mode=mode, allow_overwrite=True, restamp=Restamp.ALWAYS)
+    assert restore(again).resumed_files == 0
+    assert rows_of(target) == ROWS
+    assert leftovers(source) == []
+
+
+def test_a_checkpoint_does_not_widen_what_was_empty(source: StorageLocation, target: LiveCluster) -> None:
+    """The ranges that may hold rows of the restore, and the new timestamp, are those of the mark."""
+    break_off(target, source, span=KeyRange(b"prefix", b""))
+    codec = target.raw().codec
+    forge(source, checkpoint_of(source), empty=(codec.rpc_range(),), restamp_ts=1 << 62)
+    target.raw().put(b"a", b"not of the backup")
+    with pytest.raises(TargetNotEmpty, match=r'first key there is "a" \(hex:61\)'):
+        restore(options_of(target, source))
+    summary = restore(options_of(target, source, span=KeyRange(b"prefix", b"")))
+    assert summary.resumed_files
+    assert summary.restamp_ts == 0
+
+
+def test_a_checkpoint_that_comes_back_is_nobodys(source: StorageLocation, target: LiveCluster) -> None:
+    """The mark goes at the end of the restore, so that its checkpoint, kept by somebody, is worth nothing in the cluster then."""
+    break_off(target, source)
+    store, name = open_store(source), checkpoint_of(source)
+    kept = store.get(name)
+    assert restore(options_of(target, source)).resumed_files
+    target.raw().put(min(ROWS), b"written since")
+    store.put(name, kept)
+    with pytest.raises(TargetNotEmpty):
+        restore(options_of(target, source))
+    assert target.raw().get(min(ROWS)) == b"written since"
+    assert abort_restores(source, target.config).forgotten_restores == 1
 
 
 def test_no_resume_begins_anew(source: StorageLocation, target: LiveCluster) -> None:

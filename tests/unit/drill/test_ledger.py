@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.tools import PREVIOUS
 from tests.unit.drill.samples import NoHost
+from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import Cleaner, Creation, EntryKind, Ledger, OwnedRows, read_ledgers
 from tikv_br.drill.playground import MARK, PlaygroundTarget
-from tikv_br.errors import DrillRemains
+from tikv_br.drill.tail import SafePointRemover
+from tikv_br.errors import BackupDamaged, ClusterError, DrillRemains, PlaygroundError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.playground.home import Home
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -153,12 +157,73 @@ def test_a_folder_without_the_drills_mark_is_left_alone(tmp_path: Path) -> None:
 
 def test_inaccessible_creations_are_left_alone(tmp_path: Path) -> None:
     """An error of the kernel is reported as a remaining creation, and ends no drill."""
-    place = tmp_path / "drill-one"
+    place = tmp_path / "drill-one-01234567"
     place.write_text("a file where the folder was")
     creation = Creation(EntryKind.PLAYGROUND, str(place), socket.gethostname())
     with pytest.raises(DrillRemains, match=r"cannot remove .*: Not a directory"):
         PlaygroundTarget(NoHost(), tmp_path).remove(creation, "one")
     assert place.exists()
+
+
+def test_only_directories_that_this_user_made_are_removed(tmp_path: Path) -> None:
+    """Neither a marked directory elsewhere, nor a link, nor one that others can write to: a playground in it is not even stopped."""
+    host, parent = NoHost(), tmp_path / "work"
+    target = PlaygroundTarget(host, parent)
+    parent.mkdir()
+
+    def marked(folder: Path, mode: int = 0o700) -> Path:
+        (folder / "cluster").mkdir(parents=True)
+        (folder / MARK).write_text("one")
+        folder.chmod(mode)
+        return folder
+
+    link, linked_mark = parent / "drill-one-00000001", marked(parent / "drill-one-00000002")
+    link.symlink_to(marked(tmp_path / "victim"))
+    (linked_mark / MARK).rename(tmp_path / "mark")
+    (linked_mark / MARK).symlink_to(tmp_path / "mark")
+    places = (
+        marked(tmp_path / "drill-one-01234567"),
+        marked(parent / "other"),
+        marked(parent / "drill-one-00000003", 0o770),
+        parent / ".." / "drill-one-01234567",
+        link,
+        linked_mark,
+    )
+    for place in places:
+        with pytest.raises(DrillRemains):
+            target.remove(Creation(EntryKind.PLAYGROUND, str(place), socket.gethostname()), "one")
+        assert (place / "cluster").is_dir()
+    assert host.stopped == []
+
+
+def test_the_lock_of_a_playground_is_no_link(tmp_path: Path) -> None:
+    """A link in its place would have been followed, and the file behind it emptied."""
+    (tmp_path / "precious").write_text("x")
+    (tmp_path / "playground").mkdir()
+    (tmp_path / "playground" / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(PlaygroundError, match="cannot use the directory"):
+        Home(tmp_path / "playground").locked().__enter__()
+    assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_a_ledger_of_a_foreign_name_is_damaged(home: ObjectStore) -> None:
+    """A drill's folders are named after it: no name leads elsewhere, and none is that of the drill that runs."""
+    Ledger(home, "now").add(COPY)
+    assert "the drill that runs now" in Cleaner(home, {}, "now").clean_earlier()[0]
+    Ledger(home, "a/b").add(COPY)
+    with pytest.raises(BackupDamaged, match="ledger/a/b"):
+        read_ledgers(home)
+
+
+def test_the_safe_point_of_an_earlier_drill_expires() -> None:
+    """Its name is known from the ledger only, and may be that of a drill that runs: PD is not even asked."""
+    source = ClusterConfig(pd=("127.0.0.1:1",))
+    place = "1/tikv-br-sync-drill-one-0"
+    SafePointRemover("now", source).remove(Creation(EntryKind.SAFE_POINT, place), "one")
+    with pytest.raises(ClusterError):
+        SafePointRemover("one", replace(source, connect_timeout=0.1)).remove(
+            Creation(EntryKind.SAFE_POINT, place), "one"
+        )
 
 
 def test_a_folder_of_another_machine_is_not_looked_for_here(tmp_path: Path) -> None:
