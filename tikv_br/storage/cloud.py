@@ -66,6 +66,8 @@ class CloudObjectStore(CloudFailures, ObjectStore):
 
     _IGNORED_VARIABLES: ClassVar[frozenset[str]] = frozenset()
     """Variables by which obstore would overrule the location."""
+    _LISTS_BEHIND: ClassVar[bool] = False
+    """Whether the cloud can list what follows a name, so that the end of a listing can be verified by one more request."""
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)
@@ -123,11 +125,14 @@ class CloudObjectStore(CloudFailures, ObjectStore):
     def list(self, folder: str = "") -> Iterator[ObjectInfo]:
         prefix = check_name(folder) if folder else None
         last: str | None = None
+        verified: str | None = None
+        again = False
         pages: Iterator[Sequence[ObjectMeta]] | None = None
 
         def next_page(store: CloudStore) -> Sequence[ObjectMeta]:
-            nonlocal pages
-            if pages is None:  # at the beginning, and after a failure: behind what was listed
+            nonlocal pages, again
+            if pages is None:  # at the beginning, after a failure, and at the end: behind what was listed
+                again = last is not None
                 pages = iter(obstore.list(store, prefix, offset=last))
             try:
                 return next(pages, ())
@@ -135,10 +140,28 @@ class CloudObjectStore(CloudFailures, ObjectStore):
                 pages = None
                 raise
 
-        while page := self._request("list", folder, next_page):
-            for meta in page:
-                last = meta["path"]
-                yield _info(meta["path"], meta)
+        while True:
+            for meta in (page := self._request("list", folder, next_page)):
+                name = meta["path"]
+                if again and last is not None and name <= last:
+                    if self._LISTS_BEHIND:
+                        raise self._incomplete_listing(last, name)
+                    continue
+                last = name
+                yield _info(name, meta)
+            if page:
+                continue
+            if not self._LISTS_BEHIND or last == verified:
+                return
+            # Servers without the continuation tokens of S3's second listing API end after their first page.
+            verified, pages = last, None
+
+    def _incomplete_listing(self, last: str, name: str) -> StorageError:
+        return StorageError(
+            f"{self._endpoint} does not list the {self._BUCKET} {self._location.bucket!r} as S3 does: asked for what follows {last}, "
+            f"it returned {name}, so that objects may be missing",
+            hint="Use a server that supports start-after and continuation tokens of ListObjectsV2: backups here could be incomplete.",
+        )
 
     def delete(self, name: str) -> None:
         def remove(store: CloudStore) -> None:

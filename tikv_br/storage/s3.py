@@ -47,6 +47,7 @@ class S3ObjectStore(CloudObjectStore):
     )
     _TAKEN = frozenset({"PreconditionFailed"})
     _BUSY = frozenset({CONDITIONAL_CONFLICT})
+    _LISTS_BEHIND = True
     _IGNORED_VARIABLES = frozenset(
         {
             "AWS_BUCKET",

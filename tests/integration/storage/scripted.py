@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
+from urllib.parse import parse_qsl, urlsplit
 
 from tikv_br.storage.url import StorageLocation, parse
 
@@ -39,16 +40,62 @@ class Script(BaseHTTPRequestHandler):
         """Keep silent."""
 
 
+class Listing(BaseHTTPRequestHandler):
+    """Lists 27 objects below ``p/`` in pages of 4, as `kind` says."""
+
+    kind: str
+
+    def do_GET(self) -> None:
+        """One page."""
+        query = dict(parse_qsl(urlsplit(self.path).query))
+        names = [f"{query.get('prefix', '')}{number:02}" for number in range(27)]
+        behind = query.get("continuation-token") or (
+            "" if "ignores start-after" in self.kind else query.get("start-after", "")
+        )
+        left = [name for name in names if name > behind]
+        page = left if "one page" in self.kind else left[:4]
+        date = "<LastModified>2026-11-21T10:00:00.000Z</LastModified>"
+        entries = "".join(f"<Contents><Key>{name}</Key>{date}<Size>1</Size></Contents>" for name in page)
+        more = "<IsTruncated>true</IsTruncated>" if len(page) < len(left) and "silent" not in self.kind else ""
+        if more and "no tokens" not in self.kind:
+            more += f"<NextContinuationToken>{page[-1]}</NextContinuationToken>"
+        body = f"<ListBucketResult>{more}{entries}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        """The probe."""
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_arguments: object) -> None:
+        """Keep silent."""
+
+
+@contextmanager
+def listing(kind: str) -> Iterator[StorageLocation]:
+    """A server of 27 objects."""
+    with _served(type("Handler", (Listing,), {"kind": kind})) as endpoint:
+        yield parse(f"{S3_URL}&endpoint={endpoint}")
+
+
 @contextmanager
 def scripted(*answers: tuple[int, str], url: str = S3_URL) -> Iterator[StorageLocation]:
     """A server whose first answer goes to our look whether it is there; `url` is that of the storage, without the endpoint."""
-    handler = type("Handler", (Script,), {"answers": list(answers)})
+    with _served(type("Handler", (Script,), {"answers": list(answers)})) as endpoint:
+        yield parse(f"{url}&endpoint={endpoint}")
+
+
+@contextmanager
+def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        yield parse(f"{url}&endpoint={endpoint}")
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.s3_servers import S3Server, versitygw_server
-from tests.integration.storage.scripted import scripted
+from tests.integration.storage.scripted import listing, scripted
 from tests.integration.storage_suite import stream
 from tests.support.ports import reserved_ports
 from tikv_br.cancellation import clean_up
@@ -369,3 +369,25 @@ def test_a_bucket_that_the_server_refuses_as_a_name(versitygw: S3Server) -> None
     """It is the URL that is wrong."""
     with pytest.raises(UsageError, match="bucket name 'a_B'"):
         open_store(versitygw.location("p", bucket="a_B")).get("object")
+
+
+@pytest.mark.parametrize("kind", ["plain", "one page", "no tokens", "silent", "one page, silent"])
+def test_listings_are_whole(kind: str) -> None:
+    """27 of 27 objects, also of a server that ends its listing after a page, whether it says so or not."""
+    with listing(kind) as location:
+        store = open_store(location)
+        expected = [f"{number:02}" for number in range(27)]
+        assert [info.name.removeprefix("f/") for info in store.list("f")] == expected
+        assert [info.name for info in store.list()] == expected
+
+
+@pytest.mark.parametrize("kind", ["no tokens, ignores start-after", "silent, ignores start-after"])
+def test_listings_that_cannot_be_whole(kind: str) -> None:
+    """Where the server cannot be asked for the rest, the listing is an error that names it; `check` finds it, too."""
+    with listing(kind) as location:
+        store = open_store(location)
+        with pytest.raises(
+            StorageError, match=r"http://127\.0\.0\.1:\d+ does not list the bucket 'bucket' as S3 does"
+        ) as caught:
+            list(store.list("f"))
+        assert type(caught.value) is StorageError
