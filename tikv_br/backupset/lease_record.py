@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tikv_br import records
 from tikv_br.backupset import layout
-from tikv_br.errors import BackupDamaged, StorageConflict, StorageError, StorageObjectMissing
-from tikv_br.storage.base import ObjectStore, create_once, put_until_answered
+from tikv_br.errors import BackupDamaged, StorageConflict, StorageObjectMissing
+from tikv_br.storage.base import ObjectStore, create_once, no_conditional_writes, put_until_answered
 
 _PROC = Path("/proc")
 _START_FIELD = 19
@@ -158,10 +158,7 @@ def _check_conditional_writes(store: ObjectStore, name: str, data: bytes) -> Non
     except StorageConflict:
         return
     store.delete(name)
-    raise StorageError(
-        f"{store.location} ignores conditional writes (If-None-Match), so two runs could write to one backup",
-        hint="Use storage that supports them: Azure Blob Storage, Google Cloud Storage, Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
-    )
+    raise no_conditional_writes(store.location, "ignores conditional writes (If-None-Match)")
 
 
 def numbers_of(store: ObjectStore) -> list[int]:

@@ -128,6 +128,14 @@ def check_name(name: str) -> str:
     return name
 
 
+def no_conditional_writes(location: StorageLocation, said: str) -> StorageError:
+    """The error of a server without conditional writes; ``said`` is what it does with them."""
+    return StorageError(
+        f"{location} {said}, so two runs could write to one backup",
+        hint="Use storage that supports them: Azure Blob Storage, Google Cloud Storage, Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
+    )
+
+
 def exists(store: ObjectStore, name: str) -> bool:
     """Return whether the store has an object of that name."""
     try:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import obstore
@@ -22,10 +23,10 @@ from tikv_br.errors import (
 )
 from tikv_br.patience import in_background
 from tikv_br.retry import STORAGE_UNREACHABLE, Backoffer, RetryPolicy
-from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
+from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name, no_conditional_writes
 from tikv_br.storage.cloud_writer import CloudStore, CloudWriter, UploadTarget, plain_etag
 from tikv_br.storage.outage import health_of
-from tikv_br.storage.request_failure import REFUSED_RANGE, CloudFailures, failure_of
+from tikv_br.storage.request_failure import REFUSED_RANGE, CloudFailures, failure_of, server_message, uses_no_proxy
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
@@ -184,13 +185,14 @@ class CloudObjectStore(CloudFailures, ObjectStore):
                 self._upload_store,
                 name,
                 self._attributes(),
+                lambda data: self._put(name, data, "overwrite"),
                 lambda error: self._translate(error, "write", name),
                 self._watch,
                 self._health,
             )
         )
 
-    def _put(self, name: str, data: bytes, mode: Literal["create", "overwrite"]) -> ObjectInfo:
+    def _put(self, name: str, data: bytes | bytearray, mode: Literal["create", "overwrite"]) -> ObjectInfo:
         check_name(name)
         attributes = self._attributes()
 
@@ -204,7 +206,11 @@ class CloudObjectStore(CloudFailures, ObjectStore):
                 try:
                     return once()
                 except _REQUEST_FAILURES as error:
-                    if failure_of(error).code != CONDITIONAL_CONFLICT:
+                    failure = failure_of(error)
+                    if failure.status == HTTPStatus.NOT_IMPLEMENTED:
+                        said = f"does not support conditional writes (If-None-Match: {server_message(failure)})"
+                        raise no_conditional_writes(self._location, said) from None
+                    if failure.code != CONDITIONAL_CONFLICT:
                         raise
                 time.sleep(pause)
             return once()
@@ -250,13 +256,16 @@ class CloudObjectStore(CloudFailures, ObjectStore):
     def _ask(self, problem: TikvBrError | None) -> TikvBrError | None:
         """Send a probe; returns None, or its error. Raises permanent errors."""
         try:
-            obstore.head(self._probe_store, "backupmeta")
+            answer = obstore.get(self._probe_store, "backupmeta")
         except _REQUEST_FAILURES as error:
             failure = failure_of(error)
             if failure.is_transient:
                 return problem or self._translate(error, "read", "backupmeta")
-            if not failure.answered:
+            if not failure.answered or failure.is_page:
                 raise self._translate(error, "read", "backupmeta") from None
+        else:
+            if str(answer.attributes.get("Content-Type", "")).startswith("text/html"):
+                raise self._no_storage("cannot read backupmeta", "HTTP 200, a page of HTML")
         return None
 
     def _watch(self, began: float) -> None:
@@ -295,6 +304,8 @@ class CloudObjectStore(CloudFailures, ObjectStore):
 
     def _client(self, timeouts: ClientConfig, retries: RetryConfig | None = None) -> CloudStore:
         client: ClientConfig = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, **timeouts}
+        if uses_no_proxy():  # the client takes the ``*`` of NO_PROXY for names only, not for addresses
+            client |= {"proxy_url": "http://none", "proxy_excludes": "*,0.0.0.0/0,::/0"}
         with _hidden(self._IGNORED_VARIABLES):
             return self._open(client, retries or {"max_retries": 0, "retry_timeout": REQUEST_TIMEOUT})
 

@@ -14,7 +14,6 @@ import obstore
 from obstore.exceptions import BaseError
 
 from tikv_br.errors import StorageError, TikvBrError
-from tikv_br.patience import in_background
 from tikv_br.storage.base import ObjectInfo, Writer
 from tikv_br.storage.outage import LocationHealth
 
@@ -40,6 +39,8 @@ class UploadTarget:
     store: CloudStore
     name: str
     attributes: Attributes | None
+    put: Callable[[bytes | bytearray], ObjectInfo]
+    """Writes a small object in one request."""
     translate: Callable[[Exception], TikvBrError]
     watch: Callable[[float], None]
     """Called during a request with its start time; raises when waiting for the answer is pointless."""
@@ -75,9 +76,9 @@ class CloudWriter(Writer):
     def close(self) -> ObjectInfo:
         if self._finished:
             raise ValueError(f"{self._target.name} is closed already")
-        result = self._finish()
+        info = self._finish()
         self._finished = True
-        return ObjectInfo(self._target.name, self._size, plain_etag(result["e_tag"]))
+        return info
 
     def abort(self) -> None:
         if self._finished:
@@ -87,21 +88,11 @@ class CloudWriter(Writer):
         if self._upload is not None:
             self._upload.abort()
 
-    def _finish(self) -> PutResult:
+    def _finish(self) -> ObjectInfo:
         if self._upload is not None:
             self._send_buffer()
-            return self._upload.result()
-        target = self._target
-
-        def write() -> PutResult:
-            return obstore.put(
-                target.store, target.name, self._buffer, attributes=target.attributes, use_multipart=False
-            )
-
-        try:
-            return in_background(write, f"write {target.name}", target.watch)
-        except (BaseError, OSError, ValueError) as error:
-            raise target.translate(error) from None
+            return ObjectInfo(self._target.name, self._size, plain_etag(self._upload.result()["e_tag"]))
+        return self._target.put(self._buffer)
 
     def _send_buffer(self) -> None:
         if self._upload is None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 from xml.sax.saxutils import unescape
 
 from obstore.exceptions import UnauthenticatedError
@@ -23,7 +25,9 @@ from tikv_br.errors import (
 )
 from tikv_br.storage.url import StorageLocation
 
-OVERLOADED = {429, 500, 502, 503, 504}
+OVERLOADED = {408, 429, 500, 502, 503, 504}
+_IDLE_CONNECTION = "RequestTimeout"
+"""S3's code, with status 400, for a request whose body did not arrive in time."""
 MOVED = 301
 REFUSED_RANGE = 416
 _NOT_DONE = {429, 500, 503}
@@ -31,7 +35,12 @@ _UNSENT = "Connect"
 """obstore's kind of a failure before anything was sent."""
 
 UNKNOWN_HINT = "The message is from the storage's endpoint; check its log."
+_NO_STORAGE_HINT = (
+    "Pass the endpoint of the storage itself, with its scheme and port; a web page or a proxy may answer there."
+)
 _CONNECTION_CAUSES = (
+    ("TunnelUnsuccessful", "the proxy refuses to connect to it"),
+    ("ProxyAuthRequired", "the proxy requires credentials"),
     ("Connection refused", "connection refused"),
     ("dns error", "the host name does not resolve"),
     ("InvalidContentType", "the endpoint does not use TLS; does it need http://?"),
@@ -63,6 +72,8 @@ class RequestFailure:
     """obstore's kind of a failed connection: ``Connect``, ``Timeout``, ``Interrupted`` …; ``""`` = it did not fail."""
     cause: str = ""
     """Cause of a failed connection; contains no name of a bucket or object."""
+    is_page: bool = False
+    """True if the body is HTML: no object storage, but a proxy or a web server has answered."""
     lacks_credentials: bool = False
     """True if the service that issues credentials failed; nothing was sent to the storage."""
 
@@ -73,12 +84,12 @@ class RequestFailure:
     @property
     def is_transient(self) -> bool:
         """Return whether the same request may succeed a moment later."""
-        return bool(self.broken) if not self.answered else self.status in OVERLOADED
+        return bool(self.broken) if not self.answered else self.status in OVERLOADED or self.code == _IDLE_CONNECTION
 
     @property
     def had_no_effect(self) -> bool:
         """Return whether the request certainly had no effect: it was not sent, or the server reported its failure."""
-        return self.broken == _UNSENT or self.status in _NOT_DONE
+        return self.broken == _UNSENT or self.status in _NOT_DONE or self.code == _IDLE_CONNECTION
 
 
 def failure_of(error: Exception) -> RequestFailure:
@@ -92,6 +103,8 @@ def failure_of(error: Exception) -> RequestFailure:
         return RequestFailure(MOVED, "PermanentRedirect", "", "", text)
     if re.search(r"\n\s*source: (TokenRequest|Credential|AzureCli) \{\n", text):
         return RequestFailure(0, "", "", "", text, lacks_credentials=True)
+    if re.search(r"\n\s*kind: Redirect,\n", text):  # to addresses that redirect again
+        return RequestFailure(HTTPStatus.FOUND, "", "", "", text)
     if broken := re.search(r"HttpError \{\n\s*kind: (\w+),\n.*", text, re.DOTALL):
         return RequestFailure(0, "", "", "", text, broken[1], broken[0])
     if re.search(r"\n\s*source: StartTooLarge \{\n", text):
@@ -110,12 +123,29 @@ def failure_of(error: Exception) -> RequestFailure:
         .strip(),  # Azure adds the id of the request, and the time
         _element(body, "Region"),
         text,
+        is_page=bool(re.search(r"(?i)<(!doctype )?html\b", body)),
     )
 
 
 def server_message(failure: RequestFailure) -> str:
     """Status, code and message of the server in one clause."""
-    return ", ".join(filter(None, (f"HTTP {failure.status} {failure.code}".strip(), failure.message)))
+    said = "a page of HTML" if failure.is_page else failure.message
+    return ", ".join(filter(None, (f"HTTP {failure.status} {failure.code}".strip(), said)))
+
+
+def uses_no_proxy() -> bool:
+    """Whether NO_PROXY turns every proxy of the environment off."""
+    return "*" in map(str.strip, getproxies_environment().get("no", "").split(","))
+
+
+def proxy_of(endpoint: str) -> str:
+    """The proxy of the environment for an endpoint, without its credentials; ``""`` = none."""
+    parts = urlsplit(endpoint)
+    proxies = getproxies_environment()
+    proxy = proxies.get(parts.scheme) or proxies.get("all", "")
+    if not proxy or uses_no_proxy() or proxy_bypass(parts.hostname or ""):
+        return ""
+    return re.sub(r"^(\w+://)?.*@", r"\1", proxy)
 
 
 def _element(text: str, name: str) -> str:
@@ -146,6 +176,13 @@ class CloudFailures(abc.ABC):
     def _endpoint(self) -> str:
         """Return the endpoint for messages."""
 
+    @property
+    def _route(self) -> str:
+        """The endpoint, and the proxy in front of it."""
+        endpoint = self._endpoint
+        proxy = proxy_of(endpoint if "://" in endpoint else "https://amazonaws.com")
+        return f"{endpoint} (through the proxy {proxy})" if proxy else endpoint
+
     def _translate(self, error: Exception, action: str, name: str) -> StorageError | UsageError:
         failure = failure_of(error)
         place = f"{self._location.redacted().partition('?')[0]}/{name}".rstrip("/")
@@ -162,11 +199,13 @@ class CloudFailures(abc.ABC):
     def _unanswered(self, failure: RequestFailure, what: str) -> StorageError:
         for mark, cause in _CONNECTION_CAUSES:
             if mark in failure.cause:
-                return StorageUnreachable(f"{self._endpoint} does not answer: {cause}")
+                return StorageUnreachable(f"{self._route} does not answer: {cause}")
         if failure.broken:
-            return StorageUnreachable(f"{self._endpoint} does not answer")
-        first = failure.text.partition("Debug source")[0].strip()
-        return StorageError(f"{what}: {first}", hint="Check the URL and the storage's settings.")
+            return StorageUnreachable(f"{self._route} does not answer")
+        first = failure.text.partition("Debug source")[0].partition(" error: ")[2].strip() or failure.text
+        return StorageError(
+            f"{what}: {self._route} does not answer as object storage does: {first}", hint=_NO_STORAGE_HINT
+        )
 
     def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
         """Convert an error answer of the server; ``what`` is "cannot write ``place``" or the like."""
@@ -177,6 +216,11 @@ class CloudFailures(abc.ABC):
             )
         if failure.code in self._BAD_NAMES:
             return self._bad_name(failure, place)
+        if HTTPStatus.MULTIPLE_CHOICES <= failure.status < HTTPStatus.BAD_REQUEST:
+            said = f"redirects to another address (HTTP {failure.status}), which is not followed"
+            return StorageError(f"{what}: {self._route} {said}", hint=_NO_STORAGE_HINT)
+        if failure.is_page and failure.status == HTTPStatus.NOT_FOUND:
+            return self._no_storage(what, server_message(failure))
         kind = self._kind_of(failure)
         if kind is StorageObjectMissing:
             return kind(f"{place} does not exist")
@@ -184,6 +228,8 @@ class CloudFailures(abc.ABC):
             return kind(f"{place} already exists")
         reason = self._REASONS.get(failure.code)
         said = f"{reason} ({server_message(failure)})" if reason else server_message(failure)
+        if failure.is_page or self._route != self._endpoint:
+            said += f" from {self._route}"
         return kind(f"{what}: {said}", hint=UNKNOWN_HINT if kind is StorageError else None)
 
     def _kind_of(self, failure: RequestFailure) -> type[StorageError]:
@@ -196,7 +242,10 @@ class CloudFailures(abc.ABC):
             return StorageObjectMissing
         if code in self._TAKEN or status == HTTPStatus.PRECONDITION_FAILED:
             return StorageConflict
-        return StorageUnreachable if status in OVERLOADED or code in self._BUSY else StorageError
+        return StorageUnreachable if failure.is_transient or code in self._BUSY else StorageError
+
+    def _no_storage(self, what: str, said: str) -> StorageError:
+        return StorageError(f"{what}: {self._route} is no object storage: it answers {said}", hint=_NO_STORAGE_HINT)
 
     def _bad_name(self, failure: RequestFailure, _place: str) -> UsageError:
         return UsageError(

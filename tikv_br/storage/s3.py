@@ -110,7 +110,7 @@ class S3ObjectStore(CloudObjectStore):
         return config
 
     def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
-        if failure.code in _WRONG_REGION or failure.status == MOVED:
+        if failure.code in _WRONG_REGION or (failure.status == MOVED and not self._location.s3.endpoint):
             right = f"in region {failure.region!r}, not" if failure.region else "not in region"
             hint = f"Set --s3.region {failure.region}." if failure.region else "Set --s3.region to the bucket's region."
             return StorageDenied(f"bucket {self._location.bucket!r} is {right} {self._region!r}", hint=hint)

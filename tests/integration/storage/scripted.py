@@ -75,6 +75,36 @@ class Listing(BaseHTTPRequestHandler):
         """Keep silent."""
 
 
+class Page(BaseHTTPRequestHandler):
+    """A web server: a page of HTML, or a redirect."""
+
+    status: int
+
+    def _answer(self) -> None:
+        body = b"<!DOCTYPE html>\n<HTML><body>Please log in</body></html>"
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(self.status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        if self.status // 100 == 3:
+            self.send_header("Location", f"http://{self.headers['Host']}/login")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_CONNECT = _answer  # noqa: N815  # names that http.server wants
+
+    def log_message(self, *_arguments: object) -> None:
+        """Keep silent."""
+
+
+@contextmanager
+def page(status: int, url: str = S3_URL) -> Iterator[StorageLocation]:
+    """A web server, or a proxy, in the place of the storage."""
+    with _served(type("Handler", (Page,), {"status": status})) as endpoint:
+        yield parse(f"{url}&endpoint={endpoint}")
+
+
 @contextmanager
 def listing(kind: str) -> Iterator[StorageLocation]:
     """A server of 27 objects."""

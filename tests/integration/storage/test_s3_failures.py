@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.s3_servers import S3Server, versitygw_server
-from tests.integration.storage.scripted import listing, scripted
+from tests.integration.storage.scripted import S3_URL, listing, page, scripted
 from tests.integration.storage_suite import stream
 from tests.support.ports import reserved_ports
 from tikv_br.cancellation import clean_up
@@ -391,3 +392,82 @@ def test_listings_that_cannot_be_whole(kind: str) -> None:
         ) as caught:
             list(store.list("f"))
         assert type(caught.value) is StorageError
+
+
+AZURE_URL = "azure://container/p?account-name=acct&account-key=a2V5"
+
+
+@pytest.mark.parametrize("url", [S3_URL, AZURE_URL])
+@pytest.mark.parametrize("status", [200, 301, 302, 307, 403, 404])
+def test_web_server_in_the_place_of_a_storage(status: int, url: str) -> None:
+    """A page of HTML or a redirect is never taken for an empty bucket: one sentence says what answered, for every request."""
+    with page(status, url) as location:
+        for call in CALLS:
+            error = _fails(location, call)
+            assert not isinstance(error, StorageObjectMissing), call
+            assert location.options.server in error.message, call
+            said = "redirects" if status // 100 == 3 else "a page of HTML|does not answer as object storage does"
+            assert re.search(said, error.message), call
+            assert "\n" not in error.message
+
+
+def test_overloaded_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway's page with 502 is an outage; the message says that a page came, and from where."""
+    with page(502) as location, pytest.raises(StorageUnreachable, match="HTTP 502, a page of HTML from http://127"):
+        open_store(location).get("object")
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("variable", ["{scheme}_proxy", "{SCHEME}_PROXY", "ALL_PROXY"])
+def test_dead_proxy(scheme: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that does not answer is named beside the endpoint, without its password."""
+    with reserved_ports(1) as [port]:
+        monkeypatch.setenv(variable.format(scheme=scheme, SCHEME=scheme.upper()), f"http://me:hush@127.0.0.1:{port}")
+        error = _fails(parse(f"{S3_URL}&endpoint={scheme}://storage.test:9000"), "get")
+    said = (
+        f"{scheme}://storage.test:9000 (through the proxy http://127.0.0.1:{port}) does not answer: connection refused"
+    )
+    assert error.message == said
+    assert "hush" not in str(error.to_json())
+
+
+def test_proxy_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that answers in the place of a server is named, for plain requests and for tunnels."""
+    with page(403) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.s3.endpoint)
+        monkeypatch.setenv("https_proxy", proxy.s3.endpoint)
+        plain = _fails(parse(f"{S3_URL}&endpoint=http://storage.test:9000"), "get")
+        tunnel = _fails(parse(f"{S3_URL}&endpoint=https://storage.test:9000"), "get")
+    assert f"a page of HTML from http://storage.test:9000 (through the proxy {proxy.s3.endpoint})" in plain.message
+    assert (
+        f"https://storage.test:9000 (through the proxy {proxy.s3.endpoint}) does not answer: the proxy"
+        in tunnel.message
+    )
+
+
+@pytest.mark.parametrize("variable", ["NO_PROXY", "no_proxy"])
+@pytest.mark.parametrize("hosts", ["*", "example.com, *", "127.0.0.1", "127.0.0.0/8"])
+def test_no_proxy(hosts: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_PROXY, also as ``*``, keeps requests to an address from the proxy."""
+    with reserved_ports(1) as [port], scripted((200, "")) as location:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv(variable, hosts)
+        assert open_store(location).get("object") == b"payload"
+
+
+@pytest.mark.parametrize("answer", [(400, "RequestTimeout"), (408, "")])
+@pytest.mark.parametrize("call", ["get", "stat", "put", "put_if_absent", "delete", "small writer"])
+def test_idle_connections_are_tried_again(call: str, answer: tuple[int, str]) -> None:
+    """What Amazon answers on a connection that was idle for too long passes: every request is sent again."""
+    if call == "put_if_absent" and answer[0] == 408:  # it may have arrived
+        pytest.skip("see test_conditional_writes_whose_answer_is_lost")
+    with scripted((404, "NoSuchKey"), answer, (200, "")) as location:
+        _calls(open_store(location))[call]()
+
+
+def test_server_without_conditional_writes() -> None:
+    """501 to If-None-Match, as of Alibaba's OSS, says what is missing and which storages have it."""
+    with scripted((404, "NoSuchKey"), (501, "NotImplemented"), url=f"{S3_URL}&provider=ceph") as location:
+        error = _fails(location, "put_if_absent")
+    assert "does not support conditional writes (If-None-Match: HTTP 501 NotImplemented" in error.message
+    assert "Amazon S3" in error.hint
