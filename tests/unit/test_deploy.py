@@ -28,9 +28,9 @@ from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
 from tikv_br.cluster.timestamps import compose
 from tikv_br.drill.notify import notify
 from tikv_br.drill.objectives import Measured, Objectives, judge
-from tikv_br.drill.options import Hooks
 from tikv_br.gc.metrics import WorkerFigures, write_metrics
 from tikv_br.gc.status import report
+from tikv_br.report.hooks import Hooks
 from tikv_br.serve.metrics import collect
 from tikv_br.web.metrics import registry, respond
 

@@ -115,6 +115,7 @@ class RawBackupFlags(backup_flags.BackupFlags):
     )
     dry_run: bool = shared.DRY_RUN()
     report: str = shared.REPORT()
+    hooks: shared.HookFlags
 
 
 @command("backup raw", example="--pd 10.0.0.1:2379 --storage s3://backups/monday --dst-api-version v2")
@@ -160,6 +161,7 @@ class TxnBackupFlags(backup_flags.BackupFlags):
     no_resume: bool = NO_RESUME()
     dry_run: bool = shared.DRY_RUN()
     report: str = shared.REPORT()
+    hooks: shared.HookFlags
 
 
 @command("backup txn", example="--pd 10.0.0.1:2379 --storage s3://backups/metadata")
@@ -243,6 +245,7 @@ class MergeFlags(backup_flags.BackupFlags):
     lock_wait: float = shared.LOCK_WAIT()
     no_resume: bool = NO_RESUME()
     dry_run: bool = shared.DRY_RUN()
+    hooks: shared.HookFlags
 
 
 @command("backup merge", example="s3://backups/monday --log s3://backups/log --storage s3://backups/tuesday")

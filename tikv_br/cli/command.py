@@ -12,6 +12,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
@@ -152,6 +153,14 @@ class Flags:
         return {name: value for name, value in _values(self) if name in names}
 
 
+class AroundFlags(Flags):
+    """Flags that act before and after the function of the command that they are a field of."""
+
+    def around(self, path: str, flags: Flags) -> AbstractContextManager[None]:
+        """What the function runs in; ``flags`` are those of the command at ``path``."""
+        raise NotImplementedError
+
+
 def _values(flags: Flags) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(cast("Any", flags)):
         value = getattr(flags, field.name)
@@ -181,7 +190,12 @@ def command(
         @functools.wraps(function)
         def run(**values: Any) -> None:  # noqa: ANN401 - Typer passes what the signature below says
             rest = {each.name: values[each.name] for each in others}
-            function(build(flags.annotation, values), **rest)
+            built = build(flags.annotation, values)
+            with ExitStack() as stack:
+                for each in vars(built).values():
+                    if isinstance(each, AroundFlags):
+                        stack.enter_context(each.around(path, built))
+                function(built, **rest)
 
         parameters = [*_parameters(flags.annotation, words), *others]
         keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]

@@ -51,7 +51,7 @@ def run(flags: DrillFlags) -> None:
         span=span,
         seed=flags.seed,
         keep_last=flags.keep_last,
-        hooks=flags.hooks.hooks(),
+        hooks=flags.drill_hooks.hooks(),
     )
     with progress_display(flags.out) as display:
         flags.range.notice(display)
@@ -109,7 +109,9 @@ class ScheduleFlags(shared.CommandFlags):
     form: Literal["crontab", "systemd"] = flag(REQUIRED, "Format to print. Nothing is installed.", "--print")
     file: Path = flag(REQUIRED, "Config file of the drill.", "--for", metavar="FILE")
     at: str = flag("03:30", "Time of day, in the machine's time zone.", metavar="HH:MM")
-    weekday: str = flag("", "Day of the week (default: every day).", "--on", metavar="DAY")
+    weekday: str = flag(
+        "", "Day of the week, as sunday, or of the month, as 1 (default: every day).", "--on", metavar="DAY"
+    )
 
 
 @command("drill schedule", example="--print crontab --for /etc/tikv-br/drill.toml --at 04:00")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.dataflow.options import BackupOptions
     from tikv_br.drill.ledger import EntryKind, Remover
-    from tikv_br.drill.options import Hooks, PointChoice, TailOptions
+    from tikv_br.drill.options import PointChoice, TailOptions
     from tikv_br.drill.targets import DrillTarget
+    from tikv_br.report.hooks import Hooks
     from tikv_br.storage.url import StorageLocation
 
 REPORTS = partial(
@@ -208,27 +210,22 @@ class GoalFlags(Flags):
     )
 
 
-class HookFlags(Flags):
-    heartbeat_url: str = flag("", "URL to request after a drill that passed.", metavar="URL")
+class DrillHookFlags(shared.HookFlags):
     webhook_url: str = flag("", "URL to POST the verdict and figures of each drill to, as JSON.", metavar="URL")
-    heartbeat_url_file: str = flag("", "File with the URL for --heartbeat-url.", metavar="FILE")
     webhook_url_file: str = flag("", "File with the URL for --webhook-url.", metavar="FILE")
-    textfile: str = flag("", "File to write for node_exporter's textfile collector (*.prom).", metavar="FILE")
     on_end: str = flag(
         "", "Command to run after each drill, with TIKV_BR_DRILL_* in its environment.", metavar="COMMAND"
     )
 
     def hooks(self) -> Hooks:
         """The hooks. Raises `UsageError`."""
-        from tikv_br.drill.options import Hooks
-
-        try:
-            command = tuple(shlex.split(self.on_end))
-        except ValueError as error:
-            raise UsageError(f"--on-end is not a valid command: {error}") from None
-        heartbeat = shared.secret_of("--heartbeat-url", self.heartbeat_url, self.heartbeat_url_file)
         webhook = shared.secret_of("--webhook-url", self.webhook_url, self.webhook_url_file)
-        return Hooks(heartbeat, webhook, self.textfile, command)
+        return replace(super().hooks(), webhook=webhook, command=shared.words_of("--on-end", self.on_end))
+
+    def around(self, path: str, flags: Flags) -> AbstractContextManager[None]:
+        """Nothing: a drill runs its hooks itself, with its figures and before it writes its report."""
+        del path, flags
+        return nullcontext()
 
 
 class DrillFlags(backup_flags.BackupFlags):
@@ -256,5 +253,5 @@ class DrillFlags(backup_flags.BackupFlags):
     )
     target: DrillTargetFlags
     tail: TailFlags
-    hooks: HookFlags
+    drill_hooks: DrillHookFlags
     cluster: shared.ClusterFlags

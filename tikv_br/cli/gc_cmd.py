@@ -55,6 +55,7 @@ class RunFlags(shared.CommandFlags):
     )
     metrics_file: str = flag("", METRICS_FILE, metavar="FILE")
     server: ServerFlags
+    hooks: shared.FailureHookFlags
 
     def check(self) -> None:
         """Check the flags before any connection is made. Raises `UsageError`."""

@@ -35,14 +35,14 @@ _PANEL_OF = {
 _ADVANCED = {
     "": "cert key skip-version-check s3.* gcs.* azblob.* crypter.* storage-patience send-credentials-to-tikv executor spark-* config "
     "log-level log-file log-format log-id quiet etcd-* sink-ca sink-cert sink-key sink-concurrency sink-batch-size sink-backoff "
-    "sink-patience kafka-patience take-over other-ca other-cert other-key target-ca target-cert target-key checkpoint-every scratch-dir "
+    "sink-patience kafka-patience take-over heartbeat-url heartbeat-url-file textfile on-failure other-ca other-cert other-key target-ca target-cert target-key checkpoint-every scratch-dir "
     "sorter-memory status-every status-key-file no-status-key max-lag hold-back gc-ttl lock-wait lock-patience compression compression-level "
     "file-size safe-interval assume-no-ttl allow-empty allow-inexact allow-loss allow-followers work-storage region-size import-mode file-check "
     "via restamp state concurrency seed from-backup-ts no-resume resume checksum",
     "backup": "engine file-format format",
     "diff": "other-keyspace",
     "drill run": "until keyspace dst-api-version start end key-format max-age min-keys cut-over within compare-source target-stores work-dir "
-    "tail-lag tail-patience heartbeat-url heartbeat-url-file webhook-url webhook-url-file textfile on-end",
+    "tail-lag tail-patience webhook-url webhook-url-file on-end",
     "load": "input-option value-encoding order-column bad-rows partitions keep-staging",
     "log": "flush-size",
     "log start": "state-dir etcd",

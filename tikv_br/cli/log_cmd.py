@@ -116,6 +116,7 @@ class LogCompactFlags(LogFlags):
     tasks: shared.TaskFlags
     lock_wait: float = shared.LOCK_WAIT()
     dry_run: bool = shared.DRY_RUN()
+    hooks: shared.HookFlags
 
 
 class LogTruncateFlags(LogFlags):

@@ -116,6 +116,8 @@ class Output:
     def __init__(self, form: OutputForm = OutputForm.CONSOLE, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
         self.form = form
+        self.summary: Mapping[str, object] = {}
+        """The fields of the last ``summary``, which hooks pass on."""
 
     @property
     def is_json(self) -> bool:
@@ -129,6 +131,8 @@ class Output:
 
         --quiet hides the text of summaries and of `decoration`, which is beside what the command is for.
         """
+        if message_type == "summary":
+            self.summary = fields
         if self.is_json:
             head = {"message_type": message_type, "schema_version": SCHEMA_VERSION, "run_id": run_id.current()}
             self.row({**head, **fields}, "")

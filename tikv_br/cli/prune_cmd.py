@@ -69,6 +69,7 @@ class PruneFlags(backup_flags.IndexFlags):
         command_line=True,
     )
     dry_run: bool = shared.DRY_RUN()
+    hooks: shared.HookFlags
 
 
 @command("prune", example="--storage s3://backups --keep-daily 7 --keep-weekly 4 --yes")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,15 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tikv_br.cli import kinds, log, settings
-from tikv_br.cli.command import Flags, flag
+from tikv_br.cli.command import AroundFlags, Flags, flag
 from tikv_br.cli.log import LogForm, LogLevel
-from tikv_br.cli.output import Output, OutputForm
-from tikv_br.errors import UsageError
+from tikv_br.cli.output import Output, OutputForm, failure_of
+from tikv_br.errors import Interrupted, Terminated, TikvBrError, UsageError
+from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText, read_secret
 from tikv_br.tasks.settings import SparkSettings
 
 if TYPE_CHECKING:
     from tikv_br.cluster.config import ClusterConfig, EtcdConfig, TlsFiles
+    from tikv_br.report.hooks import Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +39,14 @@ def secret_of(name: str, value: str, file: str) -> SecretText:
             hint=f"Pass {name} or {name}-file, or set one of their variables.",
         )
     return read_secret(f"{name}-file", Path(file)) if file else SecretText(value.strip())
+
+
+def words_of(name: str, command: str) -> tuple[str, ...]:
+    """The words of a command in a flag. Raises `UsageError`."""
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"{name} is not a valid command: {error}") from None
 
 
 def state_path(*parts: str) -> Path:
@@ -104,6 +118,67 @@ class CommandFlags(Flags, shared=True):
     def out(self) -> Output:
         """Return the output that results are written to."""
         return Output(self.output)
+
+
+class FailureHookFlags(AroundFlags):
+    """What is run if a command that works until it is stopped fails."""
+
+    on_failure: str = flag(
+        "", "Command to run after a failure, with TIKV_BR_HOOK_* in its environment.", metavar="COMMAND"
+    )
+
+    def hooks(self) -> Hooks:
+        """The hooks. Raises `UsageError`."""
+        from tikv_br.report.hooks import Hooks
+
+        return Hooks(on_failure=words_of("--on-failure", self.on_failure))
+
+    def is_end(self, failure: TikvBrError) -> bool:
+        """Return whether a failure is how the command is meant to end."""
+        return isinstance(failure, Interrupted | Terminated)
+
+    def around(self, path: str, flags: Flags) -> AbstractContextManager[None]:
+        """Run the hooks when the command has ended. Raises `UsageError` before it starts."""
+        return nullcontext() if self == type(self)() else self._notifying(path, flags)
+
+    @contextmanager
+    def _notifying(self, path: str, flags: Flags) -> Iterator[None]:
+        from tikv_br.report.hooks import CommandEnd
+
+        hooks, started, began = self.hooks(), time.time(), time.monotonic()
+        hooks.check()
+
+        def end(failure: TikvBrError | None) -> None:
+            code, message, hint = (0, "", "") if failure is None else (failure.exit_code, failure.message, failure.hint)
+            summary = flags.out.summary if isinstance(flags, CommandFlags) else {}
+            seconds = time.monotonic() - began
+            CommandEnd(path, code, started, seconds, redact(message), redact(hint or ""), summary).notify(hooks)
+
+        try:
+            yield
+        except BaseException as error:
+            if not self.is_end(failure := failure_of(error)):
+                end(failure)
+            raise
+        end(None)
+
+
+class HookFlags(FailureHookFlags):
+    """Notifications of the end of a command that runs on a schedule; a signal is a failure."""
+
+    heartbeat_url: str = flag("", "URL to request after a success.", metavar="URL")
+    heartbeat_url_file: str = flag("", "File with the URL for --heartbeat-url.", metavar="FILE")
+    textfile: str = flag("", "File to write for node_exporter's textfile collector (*.prom).", metavar="FILE")
+
+    def hooks(self) -> Hooks:
+        """The hooks. Raises `UsageError`."""
+        heartbeat = secret_of("--heartbeat-url", self.heartbeat_url, self.heartbeat_url_file)
+        return replace(super().hooks(), heartbeat=heartbeat, textfile=self.textfile)
+
+    def is_end(self, failure: TikvBrError) -> bool:
+        """Return whether a failure is how the command is meant to end."""
+        del failure
+        return False
 
 
 # ----------------------------------------------------------------------------------------------- clusters, keys and tasks

@@ -32,6 +32,7 @@ class VerifyFlags(backup_flags.ChosenBackupFlags):
     cluster: ComparedFlags
     tasks: shared.TaskFlags
     report: str = shared.REPORT()
+    hooks: shared.HookFlags
 
 
 @command("verify", example="s3://backups/monday --level data")

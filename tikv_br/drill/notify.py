@@ -1,56 +1,26 @@
-"""Notifies others of the end of a drill: heartbeat, webhook, textfile for Prometheus, command. Failures are warnings."""
+"""The figures of a drill for the hooks that are notified of its end."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import logging
-import os
-import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tikv_br.drill.options import Hooks
 from tikv_br.drill.report import DrillReport
 from tikv_br.errors import ObjectivesMissed
-from tikv_br.patience import in_background
 from tikv_br.report.facts import DrillVerdict
-from tikv_br.storage.crypter import SecretText
+from tikv_br.report.hooks import Hooks
 
-PATIENCE = 20.0
-"""Seconds that a server may be silent; twice as many for the whole request."""
-NO_ANSWER = "timeout"
-COMMAND_SECONDS = 300.0
 METRIC = "tikv_br_drill"
-log = logging.getLogger(__name__)
 
 
 def notify(hooks: Hooks, report: DrillReport, page: str) -> list[str]:
-    """Run all hooks and return what failed; a failed one does not affect the others. ``page`` is the URL of the report."""
-    summary = asdict(summarize(report, page))
-    actions: list[tuple[str, bool, Callable[[], None]]] = [
-        ("the textfile", bool(hooks.textfile), lambda: _write_textfile(hooks.textfile, report)),
-        ("the webhook", bool(hooks.webhook), lambda: _send(hooks.webhook, summary)),
-        (
-            "the heartbeat",
-            bool(hooks.heartbeat) and report.verdict is DrillVerdict.PASSED,
-            lambda: _send(hooks.heartbeat),
-        ),
-        ("the command", bool(hooks.command), lambda: _run(hooks.command, summary)),
-    ]
-    problems = []
-    for name, enabled, act in actions:
-        try:
-            if enabled:
-                act()
-        except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as error:
-            problems.append(f"{name} failed: {_reason(error)}")
-            log.warning(problems[-1])
-    return problems
+    """Run the hooks of a drill and return what failed. ``page`` is the URL of the report."""
+    return hooks.run(
+        asdict(summarize(report, page)),
+        "TIKV_BR_DRILL_",
+        lambda path: _write_metrics(path, report),
+        succeeded=report.verdict is DrillVerdict.PASSED,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +80,7 @@ def _exit_code(report: DrillReport) -> int:
     return ObjectivesMissed.exit_code if report.verdict is DrillVerdict.MISSED else 0
 
 
-def _write_textfile(path: str, report: DrillReport) -> None:
+def _write_metrics(path: Path, report: DrillReport) -> None:
     from prometheus_client import CollectorRegistry, Gauge
 
     from tikv_br.web.metrics import write_textfile
@@ -131,59 +101,4 @@ def _write_textfile(path: str, report: DrillReport) -> None:
     passed = [each for each in report.trend if each.verdict == DrillVerdict.PASSED and each.scenario == report.scenario]
     last_success = max((each.started_ms / 1000 + each.seconds for each in passed), default=None)
     gauge("last_success_timestamp_seconds", "When the last drill of the scenario that passed ended.", last_success)
-    write_textfile(Path(path), registry)
-
-
-def _send(url: SecretText, body: Mapping[str, object] | None = None) -> None:
-    """POST a body as JSON, or GET without one. The whole request has a deadline: a server may send a byte now and then."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {} if body is None else {"Content-Type": "application/json"}
-    request = urllib.request.Request(url.reveal(), data, headers)  # noqa: S310 - the scheme was checked
-
-    def send() -> None:
-        with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
-            pass
-
-    def watch(began: float) -> None:
-        if time.monotonic() - began > 2 * PATIENCE:
-            raise TimeoutError(NO_ANSWER)
-
-    in_background(send, "hook", watch)
-
-
-def _run(command: tuple[str, ...], body: Mapping[str, object]) -> None:
-    figures = {f"TIKV_BR_DRILL_{name.upper()}": _text(value) for name, value in body.items()}
-    subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, **figures},
-        timeout=COMMAND_SECONDS,
-        check=True,
-    )
-
-
-def _text(value: object) -> str:
-    """Format a figure as an environment variable; empty if not measured."""
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    return "" if value is None else str(value)
-
-
-def _reason(error: Exception) -> str:
-    """The reason, without the URL or the arguments, which may contain secrets."""
-    match error:
-        case urllib.error.HTTPError():
-            return f"HTTP status {error.code}"
-        case urllib.error.URLError(reason=TimeoutError()) | TimeoutError():
-            return NO_ANSWER
-        case urllib.error.URLError():
-            return str(error.reason)
-        case subprocess.CalledProcessError():
-            return f"exit code {error.returncode}"
-        case subprocess.TimeoutExpired():
-            return f"timeout after {error.timeout:g} s"
-        case OSError():
-            return error.strerror or type(error).__name__
-        case _:
-            return type(error).__name__
+    write_textfile(path, registry)

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tikv_br.archive.log import LogSource
 from tikv_br.cluster.config import ClusterConfig
@@ -18,7 +17,7 @@ from tikv_br.drill.targets import ClusterTarget, DrillTarget
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.feed.options import FeedOptions
-from tikv_br.storage.crypter import SecretText
+from tikv_br.report.hooks import Hooks
 from tikv_br.storage.url import StorageLocation
 
 
@@ -66,28 +65,6 @@ class TailOptions:
     """Options of the change feed of a source of API V2."""
     interval: float = 5.0
     """Interval between the starts of comparing passes, with a source of API V1 or V1TTL."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """Notifications at the end of a drill; empty = none. URLs may contain secrets and are never shown."""
-
-    heartbeat: SecretText = field(default_factory=SecretText)
-    """Requested after a drill that passed, and only then: a missing request is the alarm."""
-    webhook: SecretText = field(default_factory=SecretText)
-    """Receives the verdict and figures of every drill, as JSON."""
-    textfile: str = ""
-    """File for node_exporter's textfile collector; replaced as a whole."""
-    command: tuple[str, ...] = ()
-    """Program and arguments, run without a shell, with the figures in its environment."""
-
-    def check(self) -> None:
-        """Raise `UsageError` for a hook that cannot work."""
-        for flag, url in (("--heartbeat-url", self.heartbeat), ("--webhook-url", self.webhook)):
-            if url and not _is_url(url.reveal()):
-                raise UsageError(f"{flag} must be an http:// or https:// URL")
-        if self.textfile and not Path(self.textfile).absolute().parent.is_dir():
-            raise UsageError(f"--textfile: the directory of {self.textfile} does not exist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +142,3 @@ class DrillOptions:
             raise UsageError("--tail needs --pd, the cluster to follow")
         if self.scenario is not Scenario.LOST_CLUSTER:
             raise UsageError("--tail needs --scenario lost-cluster")
-
-
-def _is_url(text: str) -> bool:
-    """Return whether a text is a URL that can be requested. Messages must not contain it."""
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname) and text.isprintable() and " " not in text

@@ -14,17 +14,22 @@ _SHORT = tuple(day[:3] for day in _DAYS)
 
 
 def crontab(command: Sequence[str], at: str, day: str = "") -> str:
-    """A line for ``crontab -e``. Cron mails the output: nothing unless the drill fails or warns. Raises `UsageError`."""
+    """A line for ``crontab -e``. Cron mails the output: nothing unless the drill fails or warns. Raises `UsageError`.
+
+    ``day`` is a day of the week, or of the month as a number; ``""`` = every day.
+    """
     hour, minute = _clock(at)
-    weekday = str(_SHORT.index(_weekday(day))) if day else "*"
+    date = str(_day_of_month(day)) if day.strip().isdecimal() else "*"
+    weekday = str(_SHORT.index(_weekday(day))) if day and date == "*" else "*"
     # Cron ends the command at an unescaped %.
-    return f"{minute} {hour} * * {weekday} {shlex.join([*command, '--quiet'])}".replace("%", r"\%") + "\n"
+    return f"{minute} {hour} {date} * {weekday} {shlex.join([*command, '--quiet'])}".replace("%", r"\%") + "\n"
 
 
 def systemd(command: Sequence[str], at: str, day: str = "") -> str:
-    """A service and a timer, each with the path of its file. Raises `UsageError`."""
+    """A service and a timer, each with the path of its file. ``day`` is as for `crontab`. Raises `UsageError`."""
     hour, minute = _clock(at)
-    weekday = f"{_weekday(day).capitalize()} " if day else ""
+    date = f"{_day_of_month(day):02d}" if day.strip().isdecimal() else "*"
+    weekday = f"{_weekday(day).capitalize()} " if day and date == "*" else ""
     # % begins a specifier, $ a variable.
     line = " ".join(_quoted(word) for word in command)
     return (
@@ -33,7 +38,7 @@ def systemd(command: Sequence[str], at: str, day: str = "") -> str:
         f"[Service]\nType=oneshot\nExecStart={line}\n# Time for the drill to clean up.\nTimeoutStopSec=10min\n\n"
         "# /etc/systemd/system/tikv-br-drill.timer\n"
         "[Unit]\nDescription=Recovery drill of tikv-br\n\n"
-        f"[Timer]\nOnCalendar={weekday}*-*-* {hour:02d}:{minute:02d}:00\nPersistent=true\n\n"
+        f"[Timer]\nOnCalendar={weekday}*-*-{date} {hour:02d}:{minute:02d}:00\nPersistent=true\n\n"
         "[Install]\nWantedBy=timers.target\n"
     )
 
@@ -45,11 +50,19 @@ def _clock(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def _day_of_month(text: str) -> int:
+    """1 to 28: each month has such a day."""
+    day = int(text)
+    if not 1 <= day <= 28:
+        raise UsageError(f"--on {day} is not a day of every month: pass 1 to 28")
+    return day
+
+
 def _weekday(text: str) -> str:
     day = text.strip().lower()
     if day not in {*_DAYS, *_SHORT}:
         raise UsageError(
-            f"--on must be one day of the week such as sunday, not {text!r}",
+            f"--on must be one day of the week such as sunday, or of the month such as 1, not {text!r}",
             hint="Print one line per day.",
         )
     return day[:3]

@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, write_to_textfile
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from tikv_br import __version__
@@ -48,6 +49,15 @@ def write_textfile(path: Path, metrics: CollectorRegistry) -> None:
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "not a file", str(path))
     write_to_textfile(str(path), metrics)
+
+
+def read_textfile(path: Path) -> dict[tuple[str, str], float]:
+    """The figures of a file of `write_textfile` by name and first label; none if it does not exist or is of another tool."""
+    try:
+        families = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+    return {(each.name, next(iter(each.labels.values()), "")): each.value for it in families for each in it.samples}
 
 
 class _Collector(Collector):

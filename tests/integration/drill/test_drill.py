@@ -13,7 +13,7 @@ from tests.support.live_cluster import contents, live_cluster
 from tikv_br.backupset import lease
 from tikv_br.drill.history import read_past_drills, read_report
 from tikv_br.drill.objectives import Objectives
-from tikv_br.drill.options import DrillOptions, Hooks, Scenario
+from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill
 from tikv_br.drill.targets import Destination
 from tikv_br.errors import LeaseHeld, StorageError, UsageError
@@ -22,6 +22,7 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event
 from tikv_br.report.facts import DrillVerdict
+from tikv_br.report.hooks import Hooks
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.open import open_store
 

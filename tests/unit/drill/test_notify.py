@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.listener import Listener, listening
 from tests.unit.drill.samples import failed, passed
-from tikv_br.cli.drill_flags import HookFlags
+from tikv_br.cli.drill_flags import DrillHookFlags
 from tikv_br.drill.notify import notify
-from tikv_br.drill.options import Hooks
 from tikv_br.errors import UsageError
+from tikv_br.report.hooks import Hooks
 from tikv_br.storage.crypter import SecretText
 
 PAGE = "local:///drills/reports/one.html"
@@ -91,7 +91,7 @@ def test_a_server_that_misbehaves_is_a_problem_and_no_failure(
     place: str, said: str, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nonsense, silence and an endless answer are reported without the URL, and not waited for."""
-    monkeypatch.setattr("tikv_br.drill.notify.PATIENCE", 0.3 if said == "timeout" else 60.0)
+    monkeypatch.setattr("tikv_br.report.hooks.PATIENCE", 0.3 if said == "timeout" else 60.0)
     problems = notify(Hooks(listener.url(f"{place}/secret"), listener.url(f"{place}/secret")), passed(), PAGE)
     assert problems == [f"the webhook failed: {said}", f"the heartbeat failed: {said}"]
 
@@ -111,13 +111,13 @@ def test_urls_come_from_files_as_well(tmp_path: Path) -> None:
     empty.write_text("\n", encoding="utf-8")
     for path in (file, empty):
         path.chmod(0o600)
-    hooks = HookFlags(heartbeat_url_file=str(file), webhook_url_file=str(file)).hooks()
+    hooks = DrillHookFlags(heartbeat_url_file=str(file), webhook_url_file=str(file)).hooks()
     assert hooks.heartbeat == hooks.webhook == SecretText("https://hooks.example.com/s3cret")
     assert "s3cret" not in repr(hooks)
     for wrong in (
-        HookFlags(webhook_url="http://a/b", webhook_url_file=str(file)),
-        HookFlags(heartbeat_url_file=str(empty)),
-        HookFlags(heartbeat_url_file=str(tmp_path / "gone")),
+        DrillHookFlags(webhook_url="http://a/b", webhook_url_file=str(file)),
+        DrillHookFlags(heartbeat_url_file=str(empty)),
+        DrillHookFlags(heartbeat_url_file=str(tmp_path / "gone")),
     ):
         with pytest.raises(UsageError, match="-url"):
             wrong.hooks()

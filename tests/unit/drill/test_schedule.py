@@ -46,6 +46,15 @@ def test_invalid_times_are_refused(at: str, day: str) -> None:
             form(COMMAND, at, day)
 
 
+def test_monthly() -> None:
+    """A number is a day of the month; one that some months lack is refused."""
+    assert crontab(COMMAND, "03:05", "1").startswith("5 3 1 * * ")
+    assert "OnCalendar=*-*-15 03:05:00" in systemd(COMMAND, "03:05", "15")
+    for form in (crontab, systemd):
+        with pytest.raises(UsageError, match="1 to 28"):
+            form(COMMAND, "03:05", "31")
+
+
 def test_systemd_takes_the_units_that_are_printed(tmp_path: Path) -> None:
     """Each unit parses as an ini file with one ExecStart; where systemd is installed, its own verification finds nothing."""
     program = tmp_path / "a program"
