@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tikv_br import retry
 from tikv_br.backup.store_entry import FinishedAnswers
@@ -52,7 +51,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.retry import Backoffer, RetryPolicy
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.credentials import to_backend, to_cipher_info
-from tikv_br.storage.local import to_storage_error
+from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import patience_policy
 from tikv_br.storage.url import StorageLocation
@@ -244,7 +243,7 @@ class _StoreAttempt:
                     self._store.delete(info.name)
         except StorageError as error:
             log.warning("cannot remove the files below %s: %s", self._folder, error.message)
-        _remove_empty_folders(self._options.storage.child(self._folder))
+        _remove_empty_folders(self._options.storage, self._folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,20 +278,14 @@ class _Round:
 
 def _make_folder(place: StorageLocation) -> None:
     """Create a local folder: stores do not create it. Raises as a write to it."""
-    if place.scheme != "local":
-        return
-    for last in (False, False, True):  # another attempt may be removing the parent folders
-        try:
-            Path(place.path).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            if last:
-                raise to_storage_error(error, place.path, "written") from None
-
-
-def _remove_empty_folders(place: StorageLocation) -> None:
-    """Remove folders of requests that wrote no file, and parents that are empty then."""
     if place.scheme == "local":
-        attempt = Path(place.path)
-        for folder in (*attempt.glob("*"), attempt, attempt.parent):
-            with contextlib.suppress(OSError):  # not empty, or not there
-                folder.rmdir()
+        LocalObjectStore(place).make_folder()
+
+
+def _remove_empty_folders(storage: StorageLocation, folder: str) -> None:
+    """Remove folders of requests that wrote no file, and parents that are empty then."""
+    if storage.scheme == "local":
+        store = LocalObjectStore(storage)
+        with contextlib.suppress(StorageError):
+            store.sweep(folder, deep=True)
+            store.delete(f"{folder}/none")

@@ -170,6 +170,13 @@ class StorageConflict(StorageError):
     default_hint = "Another run may be writing to the same path. Use a separate path for each backup."
 
 
+class StorageNotRegular(StorageError):
+    """A symbolic link, pipe, socket or device is where the storage should have a file or a directory."""
+
+    exit_code = 26
+    default_hint = "Remove it if you did not put it there. Below its path a local storage follows no links; the path itself may be one."
+
+
 class EtcdError(TikvBrError):
     """Base of the errors of etcd, where syncs can keep their state."""
 

@@ -8,6 +8,7 @@ import os
 import random
 import tempfile
 import threading
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -141,8 +142,8 @@ class LocalStorage:
             raise StorageFault.of_os(error) from error
 
     def write(self, name: str, data: bytes) -> None:
-        target = self._base / name
         try:
+            target = self._place(name)
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._base, prefix=".tmp", delete=False) as file:
                 file.write(data)
@@ -155,9 +156,20 @@ class LocalStorage:
 
     def read(self, name: str) -> bytes:
         try:
-            return (self._base / name).read_bytes()
+            descriptor = os.open(self._place(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with FileIO(descriptor) as file:
+                return file.readall()
         except OSError as error:
             raise StorageFault.of_os(error) from error
+
+    def _place(self, name: str) -> Path:
+        """The path of a file. Raises `OSError` if a symbolic link or ``..`` would lead out of the folder."""
+        place = self._base
+        for part in Path(name).parts:
+            place /= part
+            if part == ".." or place.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(place))
+        return place
 
 
 class CloudStorage:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -43,8 +46,7 @@ class Home:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: it may contain copies of real data
             # A link in the place of the lock is not followed, and nothing is truncated: the directory may be anybody's.
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.fdopen(os.open(self.directory / _LOCK_FILE, flags, 0o600), "r+")
+            return os.fdopen(open_own(self.directory / _LOCK_FILE), "w")
         except OSError as error:
             raise PlaygroundError(f"cannot use the directory {self.directory}: {error.strerror}") from error
 
@@ -76,14 +78,14 @@ class Home:
         return state
 
     def write_state(self, state: dict[str, Any]) -> None:
-        _write_atomically(self.directory / STATE_FILE, json.dumps(state, indent=2))
+        write_atomically(self.directory / STATE_FILE, json.dumps(state, indent=2))
 
     def clear_state(self) -> None:
         (self.directory / STATE_FILE).unlink(missing_ok=True)
 
     def register(self) -> None:
         _registry().mkdir(parents=True, exist_ok=True)
-        _write_atomically(self._entry(), json.dumps({"dir": str(self.directory)}))
+        write_atomically(self._entry(), json.dumps({"dir": str(self.directory)}))
 
     def unregister(self) -> None:
         self._entry().unlink(missing_ok=True)
@@ -113,7 +115,19 @@ def _registry() -> Path:
     return Path(state_home).expanduser() / "tikv-br" / "playgrounds"
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.write_text(text)
-    fresh.replace(path)
+def open_own(path: Path) -> int:
+    """Open a file of a playground to append, and create it if need be. Raises `OSError` for a symbolic link and what is no file."""
+    descriptor = os.open(
+        path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644
+    )
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
+    return descriptor
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that replaces what is there, also a symbolic link."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as fresh:
+        fresh.write(text)
+    Path(fresh.name).replace(path)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tikv_br.errors import Interrupted, PlaygroundError, Terminated
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.playground.home import Home, registered_homes
+from tikv_br.playground.home import Home, open_own, registered_homes, write_atomically
 from tikv_br.playground.settings import SETTINGS_FILE, Settings, TlsSettings
 
 _SERVER: Final = "tikv_br.playground.cluster"
@@ -80,7 +80,7 @@ def prepare(directory: Path, changes: Mapping[str, Any]) -> Home:
                         f"the playground in {home.directory} was created with {name} {value(saved)}, not {value(settings)}",
                         hint="Pass another --dir, or omit the option.",
                     )
-        path.write_text(settings.to_json())
+        write_atomically(path, settings.to_json())
         home.clear_state()
     return home
 
@@ -98,7 +98,7 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
     if changes.get("etcd"):
         find_etcd()
     home = prepare(directory, changes)
-    with home.log.open("ab") as log:
+    with os.fdopen(open_own(home.log), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", _SERVER, str(home.directory)],
             stdin=subprocess.DEVNULL,
@@ -152,7 +152,7 @@ def stop(directory: Path) -> bool:
         home.unregister()
         return False
     pid = (home.state() or {}).get("pid")
-    if pid is None or not _is_ours(pid, home):
+    if not isinstance(pid, int) or not _is_ours(pid, home):
         raise PlaygroundError(
             f"cannot stop the playground in {home.directory}: its lock is held, but process {pid} is not its server",
             hint="Stop the process that holds the lock.",

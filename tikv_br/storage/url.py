@@ -62,6 +62,8 @@ class StorageLocation:
     """Encryption of the backups there; not part of the URL."""
     azure: AzureOptions = field(default_factory=AzureOptions)
     gcs: GcsOptions = field(default_factory=GcsOptions)
+    anchor: str = field(default="", compare=False)
+    """Local: the directory that this one was derived from by `child`; between them no symbolic link is followed. ``""`` = itself."""
 
     @property
     def is_cloud(self) -> bool:
@@ -98,13 +100,14 @@ class StorageLocation:
         """Pickle with the information whether the place has answered, so that a task trusts an address that its driver has used."""
         answered = self.is_cloud and outage.health_of(self.health_key).has_answered
         rebuild = _answered_location if answered else StorageLocation
-        return rebuild, (self.scheme, self.path, self.bucket, self.s3, self.crypter, self.azure, self.gcs)
+        return rebuild, (self.scheme, self.path, self.bucket, self.s3, self.crypter, self.azure, self.gcs, self.anchor)
 
     def child(self, name: str) -> StorageLocation:
         """The place ``name`` below this one."""
         base = self.path.rstrip("/")
-        path = f"{base}/{name}" if base or self.scheme == "local" else name
-        return dataclasses.replace(self, path=path)
+        if self.scheme != "local":
+            return dataclasses.replace(self, path=f"{base}/{name}" if base else name)
+        return dataclasses.replace(self, path=f"{base}/{name}", anchor=self.anchor or self.path)
 
     def redacted(self) -> str:
         """A URL of this place without credentials; `parse` reads it."""
@@ -122,9 +125,16 @@ class StorageLocation:
 
 
 def _answered_location(
-    scheme: Scheme, path: str, bucket: str, s3: S3Options, crypter: Crypter, azure: AzureOptions, gcs: GcsOptions
+    scheme: Scheme,
+    path: str,
+    bucket: str,
+    s3: S3Options,
+    crypter: Crypter,
+    azure: AzureOptions,
+    gcs: GcsOptions,
+    anchor: str,
 ) -> StorageLocation:
-    location = StorageLocation(scheme, path, bucket, s3, crypter, azure, gcs)
+    location = StorageLocation(scheme, path, bucket, s3, crypter, azure, gcs, anchor)
     outage.health_of(location.health_key).has_answered = True
     return location
 

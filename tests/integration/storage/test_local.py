@@ -6,12 +6,16 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import pickle
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,7 @@ from tikv_br.errors import (
     StorageDenied,
     StorageError,
     StorageFull,
+    StorageNotRegular,
     StorageObjectMissing,
     StorageReadOnly,
 )
@@ -45,7 +50,7 @@ class TestLocal(StorageSuite):
         pipe = Path(store.location.path) / "pipe"
         pipe.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(pipe)
-        with pytest.raises(StorageReadOnly):
+        with pytest.raises(StorageNotRegular, match="is a named pipe"):
             store.put("pipe", b"content")
         assert pipe.is_fifo()
         assert [each.name for each in pipe.parent.iterdir()] == ["pipe"]
@@ -125,14 +130,14 @@ def test_durable_before_visible(store: ObjectStore, monkeypatch: pytest.MonkeyPa
         calls.append("sync directory" if Path(f"/proc/self/fd/{descriptor}").is_dir() else "sync file")
         real_fsync(descriptor)
 
-    def publish(real: object, source: Path, target: Path) -> None:
+    def publish(real: Callable[..., None], *names: str, **named: int) -> None:
         calls.append("publish")
-        real(source, target)  # type: ignore[operator]
+        real(*names, **named)
 
     store.put("first", b"so that the directory is there")
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", lambda source, target: publish(real_replace, source, target))
-    monkeypatch.setattr(os, "link", lambda source, target: publish(real_link, source, target))
+    monkeypatch.setattr(os, "replace", partial(publish, real_replace))
+    monkeypatch.setattr(os, "link", partial(publish, real_link))
     store.put("object", b"x")
     store.put_if_absent("other", b"x")
     assert calls == ["sync file", "publish", "sync directory"] * 2
@@ -188,18 +193,17 @@ def test_sweeping_while_another_takes_folders_away(store: ObjectStore, monkeypat
     """A folder that was empty, and goes while it is looked into, is none to complain of."""
     folder, scandir, looks = Path(store.location.path, "a", "b"), os.scandir, 0
 
-    def look(path: str | Path) -> Iterator[os.DirEntry[str]]:
+    def look(descriptor: int) -> Iterator[os.DirEntry[str]]:
         nonlocal looks
-        looks += Path(path) == folder
-        if looks == 2:
-            folder.rmdir()
-        return scandir(path)
+        looks += 1
+        folder.rmdir()
+        return scandir(descriptor)
 
     folder.mkdir(parents=True)
     with monkeypatch.context() as patch:  # pytest removes folders by it, too
         patch.setattr(os, "scandir", look)
         store.sweep("a", deep=True)
-    assert looks == 2
+    assert looks == 1
     assert not folder.parent.exists()
 
 
@@ -225,7 +229,7 @@ def test_path_that_is_a_file(tmp_path: Path) -> None:
 def test_file_system_without_links(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without hard links, writing exactly once is refused, not faked."""
 
-    def no_links(source: object, target: object) -> None:
+    def no_links(*_names: str, **_folders: int) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", no_links)
@@ -370,12 +374,12 @@ def test_an_object_swept_while_it_is_written_is_written_again(
     """The release of a lease sweeps its folder, where a rival may be about to acquire it: before or after the rename."""
     link, sweeps = os.link, 0
 
-    def swept(source: str, target: str) -> None:
+    def swept(*names: str, **folders: int) -> None:
         nonlocal sweeps
         sweeps += 1
         if sweeps == 1:
             store.sweep("lease")
-        link(source, target)
+        link(*names, **folders)  # type: ignore[arg-type]
         store.sweep("lease")
 
     monkeypatch.setattr(os, "link", swept)
@@ -391,9 +395,9 @@ def test_a_write_that_is_always_swept_fails(store: ObjectStore, monkeypatch: pyt
     """It fails with a sentence, and nothing stays."""
     link = os.link
 
-    def swept(source: str, target: str) -> None:
+    def swept(*names: str, **folders: int) -> None:
         store.sweep("lease")
-        link(source, target)
+        link(*names, **folders)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "link", swept)
     with pytest.raises(StorageError, match="another process keeps removing"):
@@ -406,3 +410,137 @@ def test_a_deletion_that_was_broken_off_is_finished_by_another(store: ObjectStor
     (Path(store.location.path) / "a" / "b").mkdir(parents=True)
     store.delete("a/b/c/object")
     assert list(Path(store.location.path).iterdir()) == []
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A directory beside the store, with a file in each place where links of the tests lead to."""
+    for name in ("object", "folder/object", ".tikv-br-00", "deep/.tikv-br-00"):
+        place = tmp_path / "victim" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"of another")
+    return tmp_path / "victim"
+
+
+def _state(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+ACTS: dict[str, Callable[[ObjectStore, str], object]] = {
+    "get": lambda store, name: store.get(name),
+    "get_range": lambda store, name: store.get_range(name, 0, 1),
+    "stat": lambda store, name: store.stat(name),
+    "put": lambda store, name: store.put(name, b"x"),
+    "open_writer": lambda store, name: stream(store, name, pieces=1),
+    "delete": lambda store, name: store.delete(name),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("link", ["object", "folder", "folder/object"])
+def test_links_below_the_root_are_refused(store: ObjectStore, victim: Path, act: str, link: str) -> None:
+    """Whether the name itself is a link, or a folder on the way to it: an error names the link, and nothing behind it changes."""
+    place = Path(store.location.path, link)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(victim / link)
+    before = _state(victim)
+    name = link if link.endswith("object") else f"{link}/object"
+    with pytest.raises(StorageNotRegular, match=f"{place} is a symbolic link"):
+        ACTS[act](store, name)
+    assert _state(victim) == before
+    assert place.is_symlink()
+
+
+@pytest.mark.parametrize("act", [*ACTS, "put_if_absent"])
+def test_new_objects_are_not_made_behind_links(store: ObjectStore, victim: Path, act: str) -> None:
+    """Also where nothing is behind the link yet, as that of a folder of records that a first run makes."""
+    place = Path(store.location.path, "tikv-br")
+    place.parent.mkdir(parents=True)
+    place.symlink_to(victim)
+    before = _state(victim)
+    with pytest.raises(StorageNotRegular, match=f"{place} is a symbolic link"):
+        (ACTS | {"put_if_absent": lambda store, name: store.put_if_absent(name, b"x")})[act](store, "tikv-br/new/one")
+    assert _state(victim) == before
+
+
+def test_listings_and_sweeps_do_not_follow_links(
+    store: ObjectStore, victim: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a link leads to is neither listed nor swept; each link is named. A listing of a link itself is refused."""
+    store.put("real", b"x")
+    root = Path(store.location.path)
+    for number, target in enumerate((victim, victim / "object", victim / "deep", root)):
+        (root / f"link-{number}").symlink_to(target)
+    (root / ".tikv-br-link").symlink_to(victim / "object")
+    before = _state(victim)
+    assert [each.name for each in store.list()] == ["real"]
+    store.sweep("", deep=True)
+    assert _state(victim) == before
+    assert {f"link-{number}" in caplog.text for number in range(4)} == {True}
+    for act in (lambda: list(store.list("link-0")), lambda: store.sweep("link-0", deep=True)):
+        with pytest.raises(StorageNotRegular, match="link-0 is a symbolic link"):
+            act()
+    assert _state(victim) == before
+
+
+def test_pipes_sockets_and_devices_are_not_opened(store: ObjectStore, tmp_path: Path) -> None:
+    """A reader of a pipe would wait forever; each is refused with what it is, and a listing leaves it out."""
+    root = Path(store.location.path)
+    root.mkdir()
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(root / "socket"))
+    kinds = {"pipe": "named pipe", "socket": "socket"}
+    with contextlib.suppress(PermissionError):
+        os.mknod(root / "zero", 0o666 | stat.S_IFCHR, os.makedev(1, 5))
+        kinds["zero"] = "device"
+    for name, kind in kinds.items():
+        for act in ACTS.values():
+            with pytest.raises(StorageNotRegular, match=f"{name} is a {kind}"):
+                act(store, name)
+        with pytest.raises(StorageNotRegular, match=f"{name} is a {kind}"):
+            store.get(f"{name}/object")
+    assert list(store.list()) == []
+
+
+def test_the_root_may_be_a_link(tmp_path: Path) -> None:
+    """The operator named it. A place derived from it is below it, and no root."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    location = parse(str(tmp_path / "link"))
+    store = open_store(location)
+    store.put("folder/object", b"x")
+    assert (tmp_path / "real" / "folder" / "object").read_bytes() == b"x"
+    assert [each.name for each in store.list()] == ["folder/object"]
+    assert open_store(location.child("folder")).get("object") == b"x"
+    (tmp_path / "real" / "inner").symlink_to(tmp_path / "real" / "folder")
+    for inner in (location.child("inner"), pickle.loads(pickle.dumps(location.child("inner")))):
+        with pytest.raises(StorageNotRegular, match="link/inner is a symbolic link"):
+            open_store(inner).get("object")
+    assert open_store(parse(f"{location.path}/inner")).get("object") == b"x"
+
+
+def test_a_folder_swapped_for_a_link_after_it_was_opened(store: ObjectStore, victim: Path) -> None:
+    """An object that is being written is finished in the directory where it was begun."""
+    root = Path(store.location.path)
+    with store.open_writer("folder/new") as writer:
+        writer.write(b"x")
+        (root / "folder").rename(root / "moved")
+        (root / "folder").symlink_to(victim)
+        writer.close()
+    assert not (victim / "new").exists()
+    assert (root / "moved" / "new").read_bytes() == b"x"
+
+
+def test_a_very_deep_directory_ends_no_listing(store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+    """It is left out with a warning."""
+    store.put("real", b"x")
+    here = os.open(store.location.path, os.O_RDONLY)
+    for _level in range(300):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    assert [each.name for each in store.list()] == ["real"]
+    assert "directories deep" in caplog.text

@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_as_of_any_write(
     def fail(*_args: object, **_named: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(Path, "mkdir", fail)
+    monkeypatch.setattr(os, "mkdir", fail)
     with pytest.raises(StorageError, match=os.strerror(code)) as caught:
         run()
     assert type(caught.value) is kind

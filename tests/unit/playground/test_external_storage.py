@@ -73,3 +73,20 @@ def test_ciphers_that_are_none() -> None:
         crypt(brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.SM4_CTR), bytes(16), b"")
     with pytest.raises(CipherFault, match="5 bytes"):
         crypt(brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.AES128_CTR, cipher_key=b"short"), bytes(16), b"")
+
+
+@pytest.mark.parametrize("name", ["linked/x.sst", "../victim/x.sst", "link.sst"])
+def test_links_lead_no_store_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    """The playground runs with its user's rights: it writes and reads below the folder of the request only."""
+    base, victim = tmp_path / "base", tmp_path / "victim"
+    base.mkdir()
+    victim.mkdir()
+    (victim / "x.sst").write_bytes(b"of another")
+    (base / "linked").symlink_to(victim)
+    (base / "link.sst").symlink_to(victim / "x.sst")
+    storage = open_storage(local(base))
+    with pytest.raises(StorageFault):
+        storage.write(name, b"x")
+    with pytest.raises(StorageFault):
+        storage.read(name)
+    assert [path.read_bytes() for path in victim.iterdir()] == [b"of another"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.home import Home, registered_homes
+from tikv_br.playground.home import Home, open_own, registered_homes
 from tikv_br.playground.settings import Settings, TlsSettings
 
 HOLD = (
@@ -111,3 +112,26 @@ def test_settings_survive_json() -> None:
 def test_default_replicas(stores: int, replicas: int, voters: int) -> None:
     """Three voters where there are stores enough, else as many as stores; a number given counts."""
     assert Settings("/d", stores=stores, replicas=replicas).voters == voters
+
+
+@pytest.mark.parametrize("name", ["lock", "playground.log", "state.json"])
+def test_links_in_a_directory_change_no_file(tmp_path: Path, name: str) -> None:
+    """Another user may have put a link into a directory that all may write to: its target is not truncated, nor appended to."""
+    victim = tmp_path / "victim"
+    victim.write_text("of another")
+    home = Home(tmp_path / "playground")
+    home.directory.mkdir()
+    (home.directory / name).symlink_to(victim)
+    with contextlib.suppress(PlaygroundError), home.locked():
+        home.write_state({"pid": 1})
+    with contextlib.suppress(OSError):
+        os.write(open_own(home.log), b"x")
+    assert victim.read_text() == "of another"
+
+
+def test_a_pipe_as_lock_is_refused(tmp_path: Path) -> None:
+    """Opening it must not wait for a reader."""
+    home = Home(tmp_path)
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(PlaygroundError, match="is not a regular file"), home.locked():
+        pass
