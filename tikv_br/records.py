@@ -9,8 +9,8 @@ import hashlib
 import json
 import operator
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import msgspec
@@ -161,7 +161,7 @@ def _load_document(kind: type[T], data: bytes, name: str) -> T:
     version = document.get("format_version")
     try:
         canonical = _checked_content(document)
-        record = msgspec.convert(document["content"], kind, dec_hook=_parse)
+        record = convert(document["content"], kind)
         if not _is_exact(record, canonical):
             _check_fields(record, document["content"], "")
     except msgspec.ValidationError as error:
@@ -203,7 +203,20 @@ def _parse(kind: Any, text: Any) -> object:  # noqa: ANN401 - a type of `json_ty
         raise ValueError(f"expected {kind.text}") from None
 
 
-_decoder: Callable[..., msgspec.json.Decoder[Any]] = functools.cache(partial(msgspec.json.Decoder, dec_hook=_parse))
+def convert(content: object, kind: type[T]) -> T:
+    """The value of a type, such as a dataclass, for JSON. Raises `msgspec.ValidationError`."""
+    _decoder(kind)
+    return msgspec.convert(content, kind, dec_hook=_parse)
+
+
+def _build(kind: Any) -> msgspec.json.Decoder[Any]:  # noqa: ANN401 - a type
+    with _building:
+        return msgspec.json.Decoder(kind, dec_hook=_parse)
+
+
+_building = threading.Lock()
+"""msgspec describes a dataclass when it first meets it. Another thread that meets it meanwhile uses half a description, and the process dies."""
+_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(_build)
 
 
 def _is_exact(record: object, content: bytes) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
+from tikv_br import records
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.removal import remove
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError, StorageObjectMissing, UsageError
@@ -172,7 +173,7 @@ def _id_in(name: str) -> str:
 
 def _trend_of(report: Mapping[str, Any], name: str) -> list[PastDrill]:
     try:
-        return msgspec.convert(report["trend"] or [asdict(past_drill_of(report))], list[PastDrill])
+        return records.convert(report["trend"] or [asdict(past_drill_of(report))], list[PastDrill])
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         log.warning("%s is not a report of a version that can be read: %s", name, error)
         return []
