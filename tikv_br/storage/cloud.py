@@ -18,6 +18,7 @@ from obstore.exceptions import BaseError
 
 from tikv_br import cancellation
 from tikv_br.errors import (
+    StorageDenied,
     StorageError,
     TikvBrError,
 )
@@ -306,8 +307,13 @@ class CloudObjectStore(CloudFailures, ObjectStore):
         client: ClientConfig = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, **timeouts}
         if uses_no_proxy():  # the client takes the ``*`` of NO_PROXY for names only, not for addresses
             client |= {"proxy_url": "http://none", "proxy_excludes": "*,0.0.0.0/0,::/0"}
-        with _hidden(self._IGNORED_VARIABLES):
-            return self._open(client, retries or {"max_retries": 0, "retry_timeout": REQUEST_TIMEOUT})
+        try:
+            with _hidden(self._IGNORED_VARIABLES):
+                return self._open(client, retries or {"max_retries": 0, "retry_timeout": REQUEST_TIMEOUT})
+        except BaseError as error:  # credentials of the environment that are none
+            cause = str(error).partition("\n")[0].partition(" error: ")[2] or str(error)
+            text = f"the credentials for {self._endpoint} cannot be used: {cause}"
+            raise StorageDenied(text, hint=self._CREDENTIALS_HINT) from None
 
 
 def _info(name: str, meta: ObjectMeta) -> ObjectInfo:

@@ -195,12 +195,13 @@ def aws_endpoint() -> str:
         if named:
             return named
         profile = session.get_scoped_config()
-        services = session.full_config.get("services", {}).get(profile.get("services"), {})
+        service = session.full_config.get("services", {}).get(profile.get("services"), {}).get("s3")
     except BotoCoreError as error:
         raise StorageDenied(
             f"the AWS configuration cannot be read: {error}", hint="Check AWS_PROFILE and ~/.aws/config."
         ) from None
-    return str(services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url") or "")
+    special = service.get("endpoint_url") if isinstance(service, dict) else None
+    return str(special or profile.get("endpoint_url") or "")
 
 
 def check_s3(options: S3Options) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 CHAIN_TTL = timedelta(minutes=5)
 """Time for which an answer of the chain is used; the chain renews expiring credentials in time."""
 
-_NO_CREDENTIALS = "Set AWS_PROFILE, or both AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or pass both in the URL (access-key, secret-access-key)."
+NO_S3_CREDENTIALS = "Set AWS_PROFILE, or both AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or pass both in the URL (access-key, secret-access-key)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def credential_source(options: S3Options) -> Callable[[], S3Credentials]:
     if options.access_key:
         fixed = S3Credentials(options.access_key, options.secret_access_key, options.session_token)
         return lambda: fixed
-    return _aws_chain()
+    return _aws_chain(options)
 
 
 def to_obstore_provider(source: Callable[[], S3Credentials]) -> Callable[[], S3Credential]:
@@ -65,34 +67,63 @@ def region_of(options: S3Options) -> str:
     if region := options.region or _variable("AWS_REGION"):
         return region
     import boto3
-    from botocore.exceptions import BotoCoreError
 
-    try:
+    with _chain_failures("no S3 region"):  # e.g. a profile that does not exist
         return boto3.Session().region_name or DEFAULT_REGION
-    except BotoCoreError as error:  # e.g. a profile that does not exist
-        raise StorageDenied(f"no S3 region: {error}", hint="Pass --s3.region, or check AWS_PROFILE.") from None
 
 
-def _aws_chain() -> Callable[[], S3Credentials]:
+def _aws_chain(options: S3Options) -> Callable[[], S3Credentials]:
     import boto3
-    from botocore.exceptions import BotoCoreError
 
-    try:
-        found = boto3.Session().get_credentials()
-    except BotoCoreError as error:  # e.g. a profile that does not exist
-        raise StorageDenied(f"no S3 credentials: {error}", hint=_NO_CREDENTIALS) from None
+    for name in ("botocore.credentials", "botocore.tokens"):  # they log tracebacks of failures that we report
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with _chain_failures("no S3 credentials"):
+        session = boto3.Session()
+        if not session.region_name:  # roles are assumed in a region
+            session = boto3.Session(region_name=region_of(options))
+        found = session.get_credentials()
     if found is None:
-        raise StorageDenied("no S3 credentials found", hint=_NO_CREDENTIALS)
+        raise StorageDenied("no S3 credentials found", hint=NO_S3_CREDENTIALS)
     credentials = found
 
     def now() -> S3Credentials:
-        try:
+        with _chain_failures("the S3 credentials cannot be renewed"):
             frozen = credentials.get_frozen_credentials()
-        except BotoCoreError as error:
-            raise StorageDenied(f"the S3 credentials cannot be renewed: {error}", hint=_NO_CREDENTIALS) from None
         return S3Credentials(*(SecretText(part or "") for part in (frozen.access_key, frozen.secret_key, frozen.token)))
 
     return now
+
+
+@contextmanager
+def _chain_failures(what: str) -> Iterator[None]:
+    """Turn the failures of all of boto3's providers into `StorageDenied` of one line."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, ResponseParserError) as error:
+        cause = " ".join(str(error).split())
+    except OSError as error:  # a program of `credential_process`, a file with a token
+        cause = f"{error.strerror or error}: {error.filename}"
+    except EOFError:
+        cause = "an MFA code is required, which cannot be entered here"
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        # What programs, files and servers say reaches parsers of Python unchecked.
+        cause = f"{_unchecked_source()} cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
+    else:
+        return
+    raise StorageDenied(f"{what}: {cause}", hint=NO_S3_CREDENTIALS)
+
+
+def _unchecked_source() -> str:
+    """The source of credentials that boto3 does not check, as far as it is known."""
+    import botocore.session
+
+    if botocore.session.Session().get_scoped_config().get("credential_process"):
+        return "credential_process of the AWS profile"
+    container = next((name for name in os.environ if name.startswith("AWS_CONTAINER_")), "")
+    return f"the source of {container}" if container else "a source of AWS credentials"
 
 
 _GCS_KEY_FILES = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "SERVICE_ACCOUNT")
@@ -104,8 +135,11 @@ def gcs_credentials(options: GcsOptions) -> SecretText:
     That is the application default: GOOGLE_APPLICATION_CREDENTIALS, gcloud's login, the machine's service account. Raises
     `StorageDenied`.
     """
-    path = options.credentials_file or _variable(*_GCS_KEY_FILES)
-    return _key_file(path) if path else SecretText(_variable("GOOGLE_SERVICE_ACCOUNT_KEY"))
+    if path := options.credentials_file or _variable(*_GCS_KEY_FILES):
+        return _key_file(path)
+    if default := _variable("GOOGLE_APPLICATION_CREDENTIALS"):
+        _key_file(default)  # obstore reads it again; its messages do not name it
+    return SecretText(_variable("GOOGLE_SERVICE_ACCOUNT_KEY"))
 
 
 def _key_file(path: str) -> SecretText:
@@ -127,6 +161,18 @@ AZURE_CREDENTIALS_HINT = (
     "Set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or a service principal (AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_CLIENT_SECRET), "
     "or run on a machine with a managed identity."
 )
+
+
+_AZURE_ADDRESSES = (
+    "AZURE_AUTHORITY_HOST",
+    "AZURE_STORAGE_AUTHORITY_HOST",
+    "AZURE_MSI_ENDPOINT",
+    "AZURE_IDENTITY_ENDPOINT",
+    "IDENTITY_ENDPOINT",
+    "MSI_ENDPOINT",
+    "AZURE_FABRIC_TOKEN_SERVICE_URL",
+)
+"""Servers of tokens; obstore's threads end with what is no URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +199,10 @@ def azure_credentials(options: AzureOptions) -> AzureCredentials:
     if not key and not sas_token and not has_client_secret:
         key = SecretText(_variable("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"))
         sas_token = SecretText(_variable("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY").removeprefix("?"))
+    if not key and not sas_token:
+        for name in _AZURE_ADDRESSES:
+            if not re.match("https?://[^/]", _variable(name) or "http://none"):
+                raise StorageDenied(f"{name} is not an http:// or https:// URL", hint=AZURE_CREDENTIALS_HINT)
     if key and not is_base64(key):
         raise StorageDenied(
             "the Azure account key in the environment is not base64", hint="Copy key1 or key2 of the account."

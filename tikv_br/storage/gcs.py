@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from obstore.exceptions import BaseError
 from obstore.store import GCSStore
 
-from tikv_br.errors import StorageDenied
 from tikv_br.storage.cloud import CloudObjectStore
 from tikv_br.storage.credentials import gcs_credentials
 from tikv_br.storage.url import StorageLocation
@@ -61,14 +59,10 @@ class GcsObjectStore(CloudObjectStore):
         config: GCSConfig = {"base_url": self._endpoint}
         if self._key:
             config["service_account_key"] = self._key.reveal()
-        try:
-            return GCSStore(
-                self._location.bucket,
-                prefix=self._location.path or None,
-                config=config,
-                client_options=client,
-                retry_config=retries,
-            )
-        except BaseError as error:  # a key file, of ours or of the application default, that is none
-            cause = str(error).partition("\n")[0]
-            raise StorageDenied(f"the GCS credentials cannot be used: {cause}", hint=self._CREDENTIALS_HINT) from None
+        return GCSStore(
+            self._location.bucket,
+            prefix=self._location.path or None,
+            config=config,
+            client_options=client,
+            retry_config=retries,
+        )

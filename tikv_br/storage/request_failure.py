@@ -34,6 +34,8 @@ _NOT_DONE = {429, 500, 503}
 _UNSENT = "Connect"
 """obstore's kind of a failure before anything was sent."""
 
+_CREDENTIAL_FAILURES = "TokenRequest|TokenResponseBody|Credential|AzureCli|AzureCliResponse|FederatedTokenFile"
+"""obstore's kinds of failures to get a token."""
 UNKNOWN_HINT = "The message is from the storage's endpoint; check its log."
 _NO_STORAGE_HINT = (
     "Pass the endpoint of the storage itself, with its scheme and port; a web page or a proxy may answer there."
@@ -101,7 +103,7 @@ def failure_of(error: Exception) -> RequestFailure:
     text = str(error)
     if re.search(r"\n\s*inner: BareRedirect", text):  # to the bucket's true region
         return RequestFailure(MOVED, "PermanentRedirect", "", "", text)
-    if re.search(r"\n\s*source: (TokenRequest|Credential|AzureCli) \{\n", text):
+    if re.search(rf"\n\s*source: ({_CREDENTIAL_FAILURES})( \{{|,)\n", text):
         return RequestFailure(0, "", "", "", text, lacks_credentials=True)
     if re.search(r"\n\s*kind: Redirect,\n", text):  # to addresses that redirect again
         return RequestFailure(HTTPStatus.FOUND, "", "", "", text)
@@ -190,7 +192,7 @@ class CloudFailures(abc.ABC):
         if isinstance(error, UnauthenticatedError) and not failure.answered:
             # The source of credentials has failed; nothing was sent.
             cause = failure.text.partition("Debug source")[0].rpartition("StorageDenied: ")[2].strip()
-            return StorageDenied(f"{what}: {cause}")
+            return StorageDenied(f"{what}: {cause}", hint=self._CREDENTIALS_HINT)
         if failure.lacks_credentials:
             cause = failure.text.partition("Debug source")[0].partition(" error: ")[2].strip()
             return StorageDenied(f"{what}: no credentials for {self._endpoint}: {cause}", hint=self._CREDENTIALS_HINT)

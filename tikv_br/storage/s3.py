@@ -12,7 +12,7 @@ from obstore.store import S3Store
 
 from tikv_br.errors import StorageDenied, StorageError, UsageError
 from tikv_br.storage.cloud import CONDITIONAL_CONFLICT, CloudObjectStore
-from tikv_br.storage.credentials import credential_source, region_of, to_obstore_provider
+from tikv_br.storage.credentials import NO_S3_CREDENTIALS, credential_source, region_of, to_obstore_provider
 from tikv_br.storage.request_failure import MOVED, RequestFailure
 from tikv_br.storage.url import StorageLocation
 
@@ -31,6 +31,7 @@ _WRONG_REGION = {
 class S3ObjectStore(CloudObjectStore):
     """Objects in an S3 bucket below a prefix."""
 
+    _CREDENTIALS_HINT = NO_S3_CREDENTIALS
     _REASONS: ClassVar[Mapping[str, str]] = {
         "InvalidAccessKeyId": "the access key is unknown",
         "XAdminUserNotFound": "the access key is unknown",
