@@ -55,7 +55,9 @@ RAW_MODE = b"r"
 RAW_MODE_END = b"s"
 """The end of all RawKV keys of API V2; the only form of it that servers accept."""
 TXN_MODE, TXN_MODE_END = b"x", b"y"
-"""The same of transactional keys."""
+"""The same of transactional keys. Stores refuse this end in KvScan and KvDeleteRange: they compare it in its memcomparable form."""
+MAX_KEY_SIZE = 8192
+"""Bytes of a key up to which stores accept writes by default (``storage.max-key-size``): of RPC keys, or encoded transactional keys."""
 
 
 class KeyMode(enum.StrEnum):
@@ -169,6 +171,11 @@ class KeyCodec:
         if self.keyspace_id == MAX_KEYSPACE:
             return self.mode.keys.end
         return self.mode.keys.start + (self.keyspace_id + 1).to_bytes(PREFIX_SIZE - 1, "big")
+
+
+def last_key(prefix: bytes = b"") -> bytes:
+    """A key with this prefix, above all others with it that stores accept by default: for ends that must be one."""
+    return prefix + b"\xff" * MAX_KEY_SIZE
 
 
 def successor(prefix: bytes) -> bytes:

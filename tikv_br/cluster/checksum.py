@@ -115,9 +115,5 @@ class _Reader:
 
     def _scan_middle(self, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
         context.resolved_locks.extend(sorted(self._locks.resolved))
-        ts, upper = self._locks.ts, end or LAST_KEY
-        forward = kvrpcpb_pb2.ScanRequest(context=context, start_key=start, end_key=upper, version=ts)
-        first = scan_key(store, forward)
-        backward = kvrpcpb_pb2.ScanRequest(context=context, start_key=upper, end_key=start, version=ts, reverse=True)
-        last = scan_key(store, backward)
+        first, last = (scan_key(store, context, start, end, self._locks.ts, reverse=each) for each in (False, True))
         return None if first is None or last is None else middle_key(first, last)

@@ -16,7 +16,7 @@ from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import UsageError
 from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import RAW_MODE, RAW_MODE_END, KeyCodec, last_key
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ PAGE_ROWS = 40_960
 
 EXECUTION_SHARE = 2 / 3
 """Part of our timeout for a store to begin a write: an abandoned one must not take effect after later ones."""
-
-_ALMOST_END = b"\xff" * 10
 
 T = TypeVar("T")
 Request = TypeVar("Request")
@@ -245,14 +243,12 @@ class RawClient:
     def last_key(self, span: KeyRange) -> bytes | None:
         """The last key of a range of user keys; None if there is none.
 
-        Of a range without end before V2 keys of ten and more leading 0xFF are overlooked: servers have no reverse scan
-        from the very end.
+        Servers have no reverse scan from the very end, nor in V2 from the end of the last keyspace: there it begins at `last_key`.
         """
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
-            request = kvrpcpb_pb2.RawScanRequest(
-                context=context, start_key=end or _ALMOST_END, end_key=start, reverse=True
-            )
+            upper = last_key(RAW_MODE) if self.codec.is_v2 and end == RAW_MODE_END else end or last_key()
+            request = kvrpcpb_pb2.RawScanRequest(context=context, start_key=upper, end_key=start, reverse=True)
             return _one_key(store, request)
 
         last: bytes | None = None

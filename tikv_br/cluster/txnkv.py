@@ -13,7 +13,7 @@ from tikv_br.cluster.txn_calls import TxnCalls
 from tikv_br.errors import ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
-from tikv_br.formats.keys.codec import KeyCodec, KeyMode
+from tikv_br.formats.keys.codec import TXN_MODE, TXN_MODE_END, KeyCodec, KeyMode, last_key
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import Notice, Reporter
 
@@ -91,12 +91,22 @@ def refuse_transactions(cluster: Cluster, span: KeyRange = EVERY_KEY) -> None:
 
 
 def _first_key(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
-    return scan_key(store, kvrpcpb_pb2.ScanRequest(context=context, start_key=start, end_key=end, version=ts))
+    return scan_key(store, context, start, end, ts)
 
 
-def scan_key(store: StoreClient, request: kvrpcpb_pb2.ScanRequest) -> bytes | None:
-    """The first key that a scan comes to, of a row or of a lock that is in its way; None = it finds neither."""
-    request.limit, request.key_only = 1, True
+def scan_key(
+    store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes, ts: int, *, reverse: bool = False
+) -> bytes | None:
+    """The first key that a scan comes to, of a row or of a lock that is in its way; None = it finds neither.
+
+    Stores of API V2 refuse an end outside the mode: its last key stands for it.
+    """
+    if context.api_version == kvrpcpb_pb2.V2 and end == TXN_MODE_END:
+        end = last_key(TXN_MODE)
+    bounds = (end or last_key(), start) if reverse else (start, end)
+    request = kvrpcpb_pb2.ScanRequest(
+        context=context, start_key=bounds[0], end_key=bounds[1], version=ts, limit=1, key_only=True, reverse=reverse
+    )
     rows = store.call(store.kv.KvScan, request)
     check_region_error(rows)
     for error in (rows.error, *(pair.error for pair in rows.pairs)):

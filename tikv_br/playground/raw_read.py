@@ -75,18 +75,15 @@ class RawReads:
 
     def scan(self, request: kv.RawScanRequest) -> bytes:
         """Live rows of one region: [start, end), in reverse from start (exclusive) down to end."""
-        bounds = (request.start_key, request.end_key or None)
-        self._checks.ranges(request.context, "raw_scan", [bounds[::-1] if request.reverse else bounds])
+        self._checks.ranges(request.context, "raw_scan", [(request.start_key, request.end_key or None)])
         self._checks.column_family(request.cf)
         region = self._checks.region(request.context, read=True)
         rows = self._rows(region, request.start_key, request.end_key, reverse=request.reverse)
         return serialize_rows(itertools.islice(rows, request.limit), key_only=request.key_only)
 
     def batch_scan(self, request: kv.RawBatchScanRequest) -> bytes:
-        bounds = [(each.start_key, each.end_key or None) for each in request.ranges]
-        self._checks.ranges(
-            request.context, "raw_batch_scan", [pair[::-1] for pair in bounds] if request.reverse else bounds
-        )
+        bounds = [(each.start_key, each.end_key) for each in request.ranges]
+        self._checks.ranges(request.context, "raw_batch_scan", bounds)
         self._checks.column_family(request.cf)
         region = self._checks.region(request.context, read=True)
         rows = [

@@ -76,8 +76,8 @@ class RawWrites:
     def delete_range(self, request: kv.RawDeleteRangeRequest) -> kv.RawDeleteRangeResponse:
         """Remove all rows of a range physically, in V2 with all their versions."""
         start_key, end_key = request.start_key, request.end_key
-        self._checks.ranges(request.context, "raw_delete_range", [(start_key, end_key)])
         self._checks.key_sizes([start_key, end_key])
+        self._checks.ranges(request.context, "raw_delete_range", [(start_key, end_key)])
         self._checks.column_family(request.cf)
         region = self._checks.region(request.context, read=False)
         start, end = self._encoding.bound(start_key), self._encoding.bound(end_key)

@@ -116,11 +116,11 @@ class RequestChecks:
         ranges: Iterable[tuple[bytes | None, bytes | None]],
         mode: int = _RAW_MODE,
     ) -> None:
-        """Version, and that V2 ranges lie within a mode: both ends given (not None), the upper one within it or the next byte."""
+        """Version, and that V2 ranges lie within a mode (see `_mode_of`); ends are as the command checks them, None = not given."""
         self.version(context, command, mode)
         if self._node.api_version is ApiVersion.V2:
             for start, end in ranges:
-                if not start or not end or start[0] != mode or (end[0] != mode and end != bytes([mode + 1])):
+                if _mode_of(start, end) != mode:
                     bounds = f"({_option(start)}, {_option(end)})"
                     raise RequestFault(
                         f"Key mode mismatched with the request mode, cmd: {command}, storage: V2, range: {bounds}",
@@ -161,6 +161,17 @@ class RequestChecks:
         if has_timestamps and not self._node.regions.is_synced(region.id):
             raise RegionFault(region_errors.max_timestamp_not_synced(region.id))
         return region
+
+
+def _mode_of(start: bytes | None, end: bytes | None) -> int | None:
+    """The first byte of a range's keys; None if they may differ (``parse_range_mode`` of TiKV's ``components/api_version``).
+
+    An end outside the mode is taken only as one byte, the next one. A memcomparable end, as transactional commands check it, is never
+    that short. The ends come as sent: those of a reverse scan begin with the upper one.
+    """
+    if not start or not end:
+        return None
+    return start[0] if start[0] == end[0] or end == (start[0] + 1).to_bytes(2, "big").lstrip(b"\0") else None
 
 
 def _option(key: bytes | None) -> str:

@@ -32,8 +32,8 @@ class TxnCommands:
         return region
 
     def _region_of_range(self, context: kv.Context, command: str, start: bytes, end: bytes) -> Region:
-        """Check a request for a range, of which a region answers its part."""
-        self._checks.ranges(context, command, [(start, end or None)], TXN_MODE)
+        """Check a request for a range, of which a region answers its part; stores check the mode of the encoded bounds."""
+        self._checks.ranges(context, command, [(memcomparable(start), memcomparable(end) if end else None)], TXN_MODE)
         return self._checks.region(context, read=True)
 
     @contextmanager
