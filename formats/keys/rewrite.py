@@ -67,6 +67,10 @@ class Rewrite:
             return KeyRange(codec.bound(target.start), successor(encoded_prefix(codec.api_version, self.new)))
         return KeyRange(codec.bound(target.start), codec.bound(target.end))
 
+    def lacks_end(self, target: KeyRange) -> bool:
+        """Return whether a range of the cluster has no end that stores accept with this rewrite: no key is above all those with `new`."""
+        return self.changes and bool(self.new) and not target.end
+
     def apply(self, records: pa.RecordBatch, source: KeyCodec, target: KeyCodec) -> pa.RecordBatch:
         """Records of ``SCHEMA`` with user keys of ``source``: those it is about, with user keys of ``target``."""
         import pyarrow.compute as pc

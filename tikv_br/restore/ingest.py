@@ -57,7 +57,7 @@ def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> IngestR
     `ClusterError`.
     """
     cluster = context.shared(ClusterPool).get(job.cluster)
-    by_upload = job.via is Via.UPLOAD or part.file.name in job.fenced
+    by_upload = job.via is Via.UPLOAD or part.file.name in job.fenced or part.rewrite.lacks_end(part.target)
     try:
         result = _ingest(cluster, job, part, Upload if by_upload else Download)
     except (StorageObjectMissing, StorageDenied) as refusal:

@@ -28,6 +28,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, intersection
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite
+from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 from tikv_br.restore.announce import (
     abandon_announcement,
@@ -126,8 +127,13 @@ def _moved_to(context: RestoreContext) -> KeyCodec | None:
 def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rewrite:
     old, new = context.options.rewrite_prefix
     rewrite = Rewrite.of(source, old, target, new)
-    by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD and source.mode is KeyMode.RAW
-    if by_stores and not can_stores_rewrite(source.api_version, rewrite):
+    by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD
+    if by_stores and context.via is Via.STORES and rewrite.lacks_end(rewrite.target):
+        raise UsageError(
+            f"--rewrite-prefix: stores cannot replace a prefix by {show_key(new)}, above which there is no key",
+            hint="Leave out --via stores: tikv-br then uploads these files.",
+        )
+    if by_stores and source.mode is KeyMode.RAW and not can_stores_rewrite(source.api_version, rewrite):
         raise UsageError(
             f"--rewrite-prefix: in API V2 stores can only replace a prefix by one whose length is equal or differs by a multiple of 8; "
             f"these have {len(old)} and {len(new)} bytes",

@@ -24,7 +24,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import StepStarted
-from tikv_br.restore.options import Mode, RestoreOptions
+from tikv_br.restore.options import Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.url import StorageLocation, parse
 
@@ -171,6 +171,12 @@ def test_prefixes_of_any_length_are_rewritten_by_v1_stores(golden: Path, tmp_pat
             wanted = {new + key[len(old) :]: value for key, value in rows.items() if key.startswith(old)}
             assert summary.verified
             assert rows_of(v1) == wanted
+            v1.raw().delete_range(EVERY_KEY)
+        for new in (b"\xff", b"\xff\xff"):  # no key is above those with it
+            with pytest.raises(UsageError, match="--rewrite-prefix: stores cannot replace a prefix by"):
+                restore_golden(v1, golden, "v1", rewrite_prefix=(old, new), via=Via.STORES)
+            assert restore_golden(v1, golden, "v1", rewrite_prefix=(old, new)).uploaded_files
+            assert rows_of(v1) == {new + key[len(old) :]: value for key, value in rows.items() if key.startswith(old)}
             v1.raw().delete_range(EVERY_KEY)
         with pytest.raises(UsageError, match="keyspace"):
             restore_golden(v1, golden, "v1", to_keyspace="1")
