@@ -20,9 +20,7 @@ from tikv_br.report.facts import counted
 from tikv_br.restore.announce import flush_timestamps, new_timestamp
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import Mode, Restamp
-from tikv_br.restore.resume import (
-    save_checkpoint,
-)
+from tikv_br.restore.resume import forget_if_different, save_checkpoint
 from tikv_br.restore.target import gaps_of, raw_comparison_of
 from tikv_br.restore.transfer import ingest, lift_limit, limit_downloads, or_notice, while_locked
 
@@ -30,6 +28,9 @@ LEFT_TO_DO = (
     "All rows are in the target{compared}. Left to do: the stores must drop their cached timestamps, which needs PD. "
     "Run the same command again once PD answers; it restores nothing twice."
 )
+
+
+SAME_COMMAND = "The same command restores all rows again."
 
 
 def flush_restored(context: RestoreContext) -> None:
@@ -45,6 +46,7 @@ def flush_restored(context: RestoreContext) -> None:
         raise
 
 
+@forget_if_different
 def compare(context: RestoreContext) -> None:
     """Compare the cluster with the backup; rows that newer deletes hide are ingested again."""
     comparison = raw_comparison_of(context)
@@ -88,7 +90,7 @@ def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool
     if not ts:
         raise ChecksumMismatch(
             f"{found}: with --restamp never, restored rows keep their older timestamps",
-            hint="Run the same command again with --restamp auto: the rows get a new timestamp and become visible.",
+            hint="Run the same command again with --restamp auto: all rows are restored again with a new timestamp, and become visible.",
         )
     context.reporter(Notice(f"{found}: these rows are ingested again with the new timestamp {show_ts(ts)}"))
     context.restamp_ts = ts
@@ -112,9 +114,7 @@ def _hidden(context: RestoreContext, comparison: BackupComparison) -> tuple[list
 
 
 def _hint(context: RestoreContext, mismatch: ChecksumMismatch) -> str:
-    hint = mismatch.hint
-    if context.resumed:
-        hint = f"{hint} If rows were deleted since the restore began, pass --no-resume."
+    hint = f"{mismatch.hint} {SAME_COMMAND}"
     if context.options.allow_overwrite and context.options.mode is Mode.INGEST and not context.restamp_ts:
         hint = f"{hint} If the backup's rows must replace newer rows of the target, pass --restamp always."
     return hint

@@ -109,6 +109,11 @@ class RestoreRecord:
         """Update the checkpoint of a resumed restore. Raises `StorageError`."""
         write_record(self.store, self._name(_CHECKPOINT), replace(checkpoint, record=self.id))
 
+    def forget_parts(self, checkpoint: RestoreCheckpoint) -> None:
+        """Record that nothing is restored, and no option chosen: the next run does all of it again. Raises `StorageError`."""
+        self.update_checkpoint(replace(checkpoint, restored=(), options=None))
+        _delete(self.store, [name for name in self._names() if name != self._name(_CHECKPOINT)])
+
     def add(self, span: KeyRange) -> None:
         """Record that ``span`` is restored, RPC keys as in the backup's files."""
         write_record(self.store, self._part(span), span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from tikv_br.backupset import layout
@@ -13,6 +14,7 @@ from tikv_br.cluster.marks import Mark, Marks, new_secret
 from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import (
     BackupDamaged,
+    ChecksumMismatch,
     ClusterError,
     EtcdError,
     EtcdRefused,
@@ -21,6 +23,7 @@ from tikv_br.errors import (
     StorageError,
     StorageReadOnly,
 )
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.progress_events import Notice
 from tikv_br.restore.context import RestoreContext
@@ -107,6 +110,29 @@ def save_checkpoint(context: RestoreContext) -> None:
                 f"this restore cannot be resumed, because its state cannot be saved; pass a writable --state: {error.message}"
             )
         )
+
+
+def forget_if_different(compare: Callable[[RestoreContext], None]) -> Callable[[RestoreContext], None]:
+    """Wrap a comparison: if it fails, the next run restores all rows again. Otherwise it would find nothing to do, and fail the same way.
+
+    Raw rows keep a timestamp that was chosen: newer writes of clients stay visible, and `ingest_hidden` deals with newer deletes.
+    """
+
+    def act(context: RestoreContext) -> None:
+        try:
+            compare(context)
+        except ChecksumMismatch:
+            if context.record is not None and context.checkpoint is not None:
+                ts = context.checkpoint.restamp_ts if context.options.key_mode is KeyMode.RAW else 0
+                try:
+                    context.record.forget_parts(replace(context.checkpoint, restamp_ts=ts))
+                except StorageError as error:
+                    log.warning(
+                        "cannot reset the restore's state, so that only --no-resume restores again: %s", error.message
+                    )
+            raise
+
+    return act
 
 
 def delete_checkpoint(context: RestoreContext) -> None:

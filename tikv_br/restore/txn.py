@@ -20,11 +20,11 @@ from tikv_br.errors import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
-from tikv_br.restore.comparison import compare_all
+from tikv_br.restore.comparison import SAME_COMMAND, compare_all
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.inspect import rows_differ
 from tikv_br.restore.options import Restamp, RestoreOptions, Via
-from tikv_br.restore.resume import save_checkpoint
+from tikv_br.restore.resume import forget_if_different, save_checkpoint
 from tikv_br.restore.steps import FIRST_CHANGE, RestoreStep, first_steps, ingest_steps, runbook
 from tikv_br.restore.target import check_target, comparison_of, gaps_of
 from tikv_br.restore.transfer import split, while_locked
@@ -146,17 +146,18 @@ def report_followers(context: RestoreContext) -> None:
         )
 
 
+@forget_if_different
 def compare(context: RestoreContext) -> None:
     """Compare the target with the backup. Deletes in the target may have hidden rows that keep their timestamps."""
     comparison = comparison_of(context)
     try:
         context.found = compare_all(context, comparison)
     except ChecksumMismatch as error:
-        hint = error.hint
+        hint = f"{error.hint} {SAME_COMMAND}"
         if not context.restamp_ts:
             hint = (
-                "If rows are missing, newer deletes in the target hide them. Delete the range physically (KvDeleteRange), or restore "
-                "without --keep-timestamps and with --allow-overwrite --no-resume."
+                "If rows are missing, newer deletes in the target hide them. Delete the range physically (KvDeleteRange) and run the same "
+                "command again, or run it without --keep-timestamps: either restores all rows again."
             )
         raise ChecksumMismatch(error.message, hint=hint) from None
     if context.options.allow_overwrite:

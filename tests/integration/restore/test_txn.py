@@ -189,15 +189,31 @@ def test_kept_timestamps(location: StorageLocation, emptied: LiveCluster) -> Non
     assert read_rows(emptied, ts=backup_ts) == ROWS
 
 
-def test_kept_timestamps_below_tombstones(location: StorageLocation, emptied: LiveCluster) -> None:
-    """Rows that newer deletes hide are reported, and come back by new timestamps."""
+@pytest.mark.parametrize("remedy", ["delete the range", "new timestamps"])
+def test_kept_timestamps_below_tombstones(location: StorageLocation, emptied: LiveCluster, remedy: str) -> None:
+    """Rows that newer deletes hide are reported, and come back by each of the two ways that the hint names."""
     write_rows(emptied, dict.fromkeys(sorted(ROWS)[::7]))
     with pytest.raises(ChecksumMismatch, match="parts of the backup differ") as raised:
         restored(emptied, location, restamp=Restamp.NEVER)
-    assert "--keep-timestamps" in raised.value.hint
+    assert "KvDeleteRange) and run the same command again, or run it without --keep-timestamps" in raised.value.hint
     with pytest.raises(UsageError, match="--no-checksum"):
         restored(emptied, location, restamp=Restamp.NEVER, checksum=False)
-    restored(emptied, location, resume=False, allow_overwrite=True)
+    if remedy == "delete the range":
+        delete_range(emptied)
+        restored(emptied, location, restamp=Restamp.NEVER)
+    else:
+        restored(emptied, location)
+    assert read_rows(emptied) == ROWS
+    assert leftovers(location) == []
+
+
+def test_rows_that_vanish_during_the_restore(location: StorageLocation, emptied: LiveCluster) -> None:
+    """The comparison fails, and the same command restores all rows again, with a timestamp above the deletes."""
+    vanish = when(StepStarted, "split and scatter", lambda: write_rows(emptied, dict.fromkeys(sorted(ROWS)[::7])))
+    with pytest.raises(ChecksumMismatch) as raised:
+        restore(RestoreOptions(cluster=emptied.config, storage=location, key_mode=KeyMode.TXN), vanish)
+    assert "The same command restores all rows again" in raised.value.hint
+    restored(emptied, location)
     assert read_rows(emptied) == ROWS
 
 
