@@ -15,6 +15,7 @@ from tikv_br import __version__
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
 from tikv_br.cluster.router import BATCH_ITEMS
+from tikv_br.cluster.txnkv import refuse_transactions
 from tikv_br.cluster.versions import WRITE_DEADLINE, WRITES
 from tikv_br.errors import (
     ClusterTlsError,
@@ -226,6 +227,7 @@ def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: Si
     version = cluster.api_version
     target.check(version)
     cluster.require(WRITES)
+    refuse_transactions(cluster)
     cluster.notice_without(WRITE_DEADLINE)
     default = origin.keyspace_id if version is ApiVersion.V2 else 0
     keyspace_id = cluster.pd.keyspace_id(target.keyspace) if target.keyspace else default

@@ -11,9 +11,12 @@ from tests.e2e.command import succeed, tikv_br
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.live_txns import Txns
 from tikv_br.cluster.txnkv import find_transactions
+from tikv_br.errors import ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.sinks.open import Origin, open_sink
+from tikv_br.incremental.sinks.url import TikvTarget
 
 RAW_ROWS = {b"raw%d" % number: b"row" for number in range(3)}
 
@@ -62,18 +65,42 @@ def test_readers_report_transactions(raw: LiveCluster, mixed: LiveCluster, tmp_p
 
 
 def test_writers_refuse_transactions(raw: LiveCluster, mixed: LiveCluster, tmp_path: Path) -> None:
-    """Repairs, syncs by comparison and deletes of ranges end with exit code 5, restores and loads with 40; nothing is changed."""
+    """Repairs, syncs, imports, loads by puts and deletes of ranges end with exit code 5, restores and loads with 40; nothing is changed."""
     before = contents(mixed)
     place, state = f"local://{tmp_path}/backup", f"{tmp_path}/state"
     succeed("backup", "raw", "--pd", raw.pd, "-s", place)
-    (tmp_path / "rows.csv").write_text("key,value\na,b\n")
+    (tmp_path / "rows.csv").write_text("key,value\na,b\nu,c\n")
+    load = ("load", "raw", "--pd", mixed.pd, "--input", f"{tmp_path}/rows.csv", "--key-column", "key")
+    load = (*load, "--value-column", "value", "--executor", "driver", "--allow-overwrite")
     for code, command in (
         (5, ("diff", "--pd", raw.pd, "--other-pd", mixed.pd, "--repair", "--repair-delete", "--yes")),
         (5, ("sync", "--mode", "diff", "--pd", raw.pd, "--sink", f"tikv://{mixed.pd}", "--state-dir", state)),
         (5, ("raw", "delete-range", "--pd", mixed.pd, "--all", "--yes")),
+        (5, ("raw", "import", f"{tmp_path}/rows.csv", "--pd", mixed.pd)),
+        (5, ("raw", "import", "--count", "5", "--pd", mixed.pd)),
+        (5, (*load, "--mode", "put")),
+        (40, (*load, "--staging", f"{tmp_path}/staging")),
         (40, ("restore", "raw", place, "--pd", mixed.pd)),
+        (40, ("restore", "raw", place, "--pd", mixed.pd, "--allow-overwrite")),
+        (40, ("restore", "raw", place, "--pd", mixed.pd, "--allow-overwrite", "--mode", "put")),
     ):
         refused = tikv_br(*command)
         assert refused.code == code, (command, refused)
         assert "transactional data" in refused.err
     assert contents(mixed) == before
+
+
+def test_sinks_refuse_transactions(mixed: LiveCluster) -> None:
+    """Syncs and replays from a change feed write raw rows, too: they end before the first one."""
+    with (
+        pytest.raises(ClusterUnfit, match="also has transactional data"),
+        open_sink(TikvTarget((mixed.pd,)), Origin(7, 0)),
+    ):
+        pass
+
+
+def test_single_keys_warn(raw: LiveCluster, mixed: LiveCluster) -> None:
+    """A key beside transactional data is written, with a warning; a key elsewhere without."""
+    for live, is_beside in ((raw, False), (mixed, True)):
+        for command in (("put", "u", "value"), ("delete", "u")):
+            assert ("transactional data beside" in succeed("raw", *command, "--pd", live.pd).err) is is_beside

@@ -20,6 +20,7 @@ from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.cluster.cluster import ClusterPool, first_rpc_key
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.cluster.txnkv import refuse_transactions
 from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.keys.codec import KeyCodec
@@ -90,15 +91,14 @@ def put_steps(*, compare: bool) -> list[Step[PutContext]]:
 
 
 def check_target(context: PutContext) -> None:
-    """Refuse a target with rows from the first to the last key, unless it is allowed. Raises `TargetNotEmpty`."""
-    if context.allow_overwrite:
-        return
+    """Refuse a target with rows from the first to the last key, unless it is allowed. Raises `TargetNotEmpty`; `ClusterUnfit` for transactional data."""
     codec, results = context.codec, [each for each in context.results if each.rows.total_kvs]
     span = KeyRange(
         codec.rpc_key(min(each.first_key for each in results)),
         codec.rpc_key(max(each.last_key for each in results) + b"\0"),
     )
-    first = first_rpc_key(context.cluster, codec.keyspace_id, span)
+    refuse_transactions(context.cluster, span)
+    first = None if context.allow_overwrite else first_rpc_key(context.cluster, codec.keyspace_id, span)
     if first is not None:
         raise TargetNotEmpty(
             f"the target is not empty in the range {describe_ranges(codec.api_version, [span])}: its first key there is "

@@ -87,7 +87,8 @@ def put(flags: PutFlags) -> None:
     """Write one key."""
     key, seconds = flags.key(), whole_seconds(flags.ttl)
     value = read_key(flags.value, flags.value_form, "VALUE")
-    with flags.connected() as (_, client):
+    with flags.connected() as (cluster, client):
+        _warn_of_transactions(cluster, key)
         client.put(key, value, seconds)
     flags.out.result("put", {"key": key.hex()})
 
@@ -112,9 +113,20 @@ def get(flags: GetFlags) -> None:
 def delete(flags: KeyFlags) -> None:
     """Delete one key; succeeds if it does not exist."""
     key = flags.key()
-    with flags.connected() as (_, client):
+    with flags.connected() as (cluster, client):
+        _warn_of_transactions(cluster, key)
         client.delete(key)
     flags.out.result("delete", {"key": key.hex()})
+
+
+def _warn_of_transactions(cluster: Cluster, key: bytes) -> None:
+    """Warn if the region of a key, which is about to be written or deleted, has transactional data. One key is not refused: it may be meant."""
+    from tikv_br.cluster.txnkv import find_transactions
+
+    if find_transactions(cluster, KeyRange(key, key + b"\0")):
+        log.warning(
+            "there is transactional data beside this key, as of JuiceFS or SurrealDB: raw keys among it can break the programs that use it"
+        )
 
 
 class DeleteRangeFlags(RawRangeFlags):
@@ -276,6 +288,7 @@ def import_pairs(flags: ImportFlags) -> None:
         raise UsageError("raw import needs either FILE or --count")
     seconds = whole_seconds(flags.ttl)
     client: RawClient
+    from tikv_br.cluster.txnkv import refuse_transactions
     from tikv_br.load.loader import load_pairs
     from tikv_br.load.sources import made_pairs, open_source
 
@@ -284,7 +297,8 @@ def import_pairs(flags: ImportFlags) -> None:
     else:
         file = None if flags.file == "-" else Path(flags.file or "")
         source = open_source(file, flags.form.value if flags.form else None, lambda: client.now())  # noqa: PLW0108 - once there is one
-    with flags.connected() as (_, client), progress_display(flags.out) as display:
+    with flags.connected() as (cluster, client), progress_display(flags.out) as display:
+        refuse_transactions(cluster)
         loaded = load_pairs(
             client.column_writer(), source, ttl=seconds, concurrency=flags.concurrency, reporter=display
         )

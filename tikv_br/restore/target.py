@@ -48,8 +48,11 @@ def raw_comparison_of(context: RestoreContext) -> BackupComparison:
 
 
 def check_target(context: RestoreContext) -> None:
-    """Refuse a target with rows, except with `allow_overwrite`, from an unfinished restore, or if it already holds the backup."""
-    if context.options.allow_overwrite or context.already_restored:
+    """Refuse a target with rows, except with `allow_overwrite`, from an unfinished restore, or if it already holds the backup.
+
+    Raw rows may in no case come into a target of transactional data.
+    """
+    if context.already_restored:
         return
     for span in subtract((each.target for each in context.wanted), may_hold_rows(context)):
         if context.codec.mode is KeyMode.RAW and find_transactions(context.cluster, span):
@@ -57,6 +60,8 @@ def check_target(context: RestoreContext) -> None:
                 "the target has transactional data, as of JuiceFS or SurrealDB, whose clients raw rows in the same cluster would break",
                 hint="Restore into a cluster of raw data.",
             )
+        if context.options.allow_overwrite:
+            continue
         codec = codec_of(context.codec.api_version, span, context.codec.mode)
         first = _first_key(context.cluster, codec, span)
         if first is None:
