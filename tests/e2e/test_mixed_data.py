@@ -70,8 +70,8 @@ def test_writers_refuse_transactions(raw: LiveCluster, mixed: LiveCluster, tmp_p
     place, state = f"local://{tmp_path}/backup", f"{tmp_path}/state"
     succeed("backup", "raw", "--pd", raw.pd, "-s", place)
     (tmp_path / "rows.csv").write_text("key,value\na,b\nu,c\n")
-    load = ("load", "raw", "--pd", mixed.pd, "--input", f"{tmp_path}/rows.csv", "--key-column", "key")
-    load = (*load, "--value-column", "value", "--executor", "driver", "--allow-overwrite")
+    columns = ("--key-column", "key", "--value-column", "value")
+    load = ("load", "raw", "--pd", mixed.pd, "--input", f"{tmp_path}/rows.csv", *columns, "--allow-overwrite")
     for code, command in (
         (5, ("diff", "--pd", raw.pd, "--other-pd", mixed.pd, "--repair", "--repair-delete", "--yes")),
         (5, ("sync", "--mode", "diff", "--pd", raw.pd, "--sink", f"tikv://{mixed.pd}", "--state-dir", state)),

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.e2e.command import QUICK, succeed
+from tests.e2e.command import QUICK, tikv_br
 from tests.integration.playground.clients import Client, running
 from tests.support.txn import TxnClient, put
 from tikv_br.cluster.checksum import txn_checksum
@@ -68,7 +68,8 @@ def client(tmp_path: Path, sent: list[Request]) -> Iterator[Client]:
 
 def run(*arguments: str) -> None:
     """Run a command that must exit 0."""
-    succeed(*arguments, **QUICK)
+    done = tikv_br(*arguments, **QUICK)  # type: ignore[arg-type]
+    assert done.code == 0, done
 
 
 def bounds_of(request: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401

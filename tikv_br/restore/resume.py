@@ -124,8 +124,10 @@ def forget_if_different(compare: Callable[[RestoreContext], None]) -> Callable[[
         except ChecksumMismatch:
             if context.record is not None and context.checkpoint is not None:
                 ts = context.checkpoint.restamp_ts if context.options.key_mode is KeyMode.RAW else 0
+                context.checkpoint = replace(context.checkpoint, restamp_ts=ts)
                 try:
-                    context.record.forget_parts(replace(context.checkpoint, restamp_ts=ts))
+                    context.record.forget_parts(context.checkpoint)
+                    _save_mark(context, context.record.id, context.checkpoint)
                 except StorageError as error:
                     log.warning(
                         "cannot reset the restore's state, so that only --no-resume restores again: %s", error.message
