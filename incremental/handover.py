@@ -105,7 +105,7 @@ def resolve(start: Start, cluster: Cluster, span: KeyRange, *, writes_log: bool 
     check_has_feed(cluster, writes_log=writes_log)
     match start:
         case FromBackup():
-            backup = BackupSet.open_any(open_store(start.storage))
+            backup = BackupSet.open(open_store(start.storage))
             # No margin is needed: the backup made the stores drop their cached timestamps.
             return _checked_ts(backup_ts(backup, cluster.cluster_id, [span]), cluster)
         case FromTs():

@@ -223,7 +223,7 @@ def _warn_if_not_restored(options: SyncOptions, sink: TikvSink) -> None:
     """Warn if the sync starts after a backup with rows of which the sink has none."""
     if not isinstance(options.start, FromBackup) or not sink.is_empty(options.span):
         return
-    backup = BackupSet.open_any(open_store(options.start.storage))
+    backup = BackupSet.open(open_store(options.start.storage))
     if any(file.total_kvs for file in backup.files):
         log.warning(
             "%s is empty, but a sync from a backup copies only later changes: restore %s into it first, or it will lack its rows",

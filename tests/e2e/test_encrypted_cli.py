@@ -71,6 +71,37 @@ def test_without_the_key_nothing_reads_it(
     assert "Hint: Pass --crypter.key-file" in done.err
 
 
+def test_a_rotated_key_reads_what_it_wrote(
+    made: Path, key_file: Path, playgrounds: Playgrounds, tmp_path: Path
+) -> None:
+    """With the new key first and the old one after it, stores fetch and decrypt the files, and new backups have the new key."""
+    new = tmp_path / "new"
+    new.write_text(OTHER_KEY)
+    new.chmod(0o600)
+    keys = ("--crypter.key-file", str(new), "--crypter.key-file", str(key_file))
+    first, pd = ("-s", str(made / "first")), ("--pd", playgrounds["v1"], "--executor", "driver")
+    assert succeed("restore", "raw", *first, *pd, *keys, "--allow-overwrite", "--output", "json").last["verified"]
+    succeed("verify", *first, "--level", "data", *keys)
+    succeed("backup", "raw", "-s", str(tmp_path / "second"), *pd, *keys)
+    assert succeed("cat", "some key", "-s", str(tmp_path / "second"), *keys[:2]).out.rstrip("\n") == VALUE
+
+
+def test_plain_text_in_place_of_an_encrypted_backup_is_refused(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """By all that read rows or start from it, sync --from-backup included."""
+    pd, place = ("--pd", playgrounds["v2"]), str(tmp_path / "plain")
+    succeed("backup", "raw", *pd, "-s", place, "--executor", "driver", "--allow-empty")
+    for command in (
+        ("restore", "raw", *pd, "-s", place),
+        ("sync", *pd, "--sink", f"local://{tmp_path}/log", "--from-backup", place),
+        ("export", "raw", place, "-s", str(tmp_path / "export")),
+        ("diff", *pd, "-s", place),
+        ("verify", "-s", place),
+        ("cat", "some key", "-s", place),
+    ):
+        done = tikv_br(*command, TIKV_BR_CRYPTER_KEY=KEY)
+        assert done.code == errors.CrypterMismatch.exit_code, (command, done.err)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -15,9 +15,9 @@ from functools import partial
 from tikv_br.archive.chunks import TASK_BYTES, Chunk, CompactionJob, RewrittenChunk, plan_chunks, rewrite_chunk
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import GRACE_SECONDS, RemovalPlan, acquire_lock, plan_clean_up, remove
-from tikv_br.archive.records import Segment
+from tikv_br.archive.records import DESCRIPTION, Segment
 from tikv_br.backupset.lease import PathLease
-from tikv_br.backupset.sealed import write_record
+from tikv_br.backupset.sealed import with_key_of, write_record
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import LogDamaged, UsageError
@@ -114,7 +114,7 @@ class CompactionContext:
 
     @property
     def store(self) -> ObjectStore:
-        return open_store(self.options.storage)
+        return with_key_of(open_store(self.options.storage), f"{self.options.log_id}/{DESCRIPTION}")
 
     def confirm_lock(self) -> None:
         """Raise `LeaseLost` unless this run holds the lock, by reading it."""
@@ -212,7 +212,12 @@ def rewrite(context: CompactionContext) -> None:
     slots = options.concurrency or os.cpu_count() or 1
     rate_limit = RateLimit(options.rate_limit).share(context.executor, slots, len(chunks))
     job = CompactionJob(
-        options.storage, options.log_id, context.archive.codec, rate_limit, options.task_bytes, options.file_bytes
+        context.store.location,
+        options.log_id,
+        context.archive.codec,
+        rate_limit,
+        options.task_bytes,
+        options.file_bytes,
     )
 
     def add(result: RewrittenChunk) -> None:

@@ -13,7 +13,7 @@ from tikv_br.archive.records import DESCRIPTION, LogDescription, Segment, Segmen
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.identity import verify_file_content, verify_file_identity
 from tikv_br.backupset.rows import read_rows
-from tikv_br.backupset.sealed import read_record
+from tikv_br.backupset.sealed import read_record, with_key_of
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, BackupNotFound, LogDamaged, StorageObjectMissing, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
@@ -63,6 +63,7 @@ class LogArchive:
         Raises `BackupNotFound`, `LogDamaged` for a damaged `log.json`, `CrypterMismatch`, `BackupUnsupported`, `StorageError`.
         Other damage, and gaps, do not raise here.
         """
+        store = with_key_of(store, f"{check_id(log_id)}/{DESCRIPTION}")
         records = {segment.name: segment for segment in known}
         found = cls._read(store, log_id, records)
         if found.damage or found.gaps():  # perhaps only because the writer or a truncation was at work

@@ -24,7 +24,7 @@ from tikv_br.archive.records import (
     merge_periods,
 )
 from tikv_br.backupset.files import FileEntry, FileWriter
-from tikv_br.backupset.sealed import read_record, seal, write_record
+from tikv_br.backupset.sealed import read_record, seal, with_key_of, write_record
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageConflict, StorageObjectMissing, SyncStateMismatch
@@ -203,6 +203,7 @@ class LogWriter:
         self._buffer, self.buffered_bytes = [], 0
 
     def _read_or_create(self, wanted: LogDescription, name: str) -> LogDescription:
+        self._store = with_key_of(self._store, name)  # a log that was begun with an older key keeps it
         with contextlib.suppress(StorageObjectMissing):
             return read_record(self._store, LogDescription, name)
         if not any(self._store.list(f"{wanted.log_id}/{SEGMENTS}")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import posixpath
 from dataclasses import dataclass, replace
 from operator import ne
@@ -14,6 +15,7 @@ from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind, FilePair, Totals, pair_files, totals
 from tikv_br.backupset.identity import verify_file_content, verify_file_identity
 from tikv_br.backupset.manifest import Description, Manifest
+from tikv_br.backupset.sealed import key_of, with_key
 from tikv_br.cluster.versions import lacks_expiry
 from tikv_br.errors import (
     BackupDamaged,
@@ -31,6 +33,8 @@ from tikv_br.storage.crypter import PLAIN, Crypter
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.storage.url import parse as parse_url
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,16 @@ class BackupSet:
             data = store.get(layout.META)
         except StorageObjectMissing as error:
             raise BackupNotFound(f"no complete backup at {store.location}: {error.message}") from None
+        if store.location.crypter.others:
+            store = _with_fitting_key(store, data)
         known = _read_manifest(store, data)
         if known is not None and hashlib.sha256(data).digest() != known.backupmeta_sha256:
             raise BackupDamaged(_meta_damage(data, known, store.location.crypter))
         content = decode(data, store.location.crypter)
         if known is None and content.tool.startswith(TOOL_PREFIX):
             raise BackupDamaged(f"{layout.MANIFEST} is missing, although {layout.META} was written by tikv-br")
+        if known is None:
+            check_unproven(store.location)
         # Both carry hashes of their own; this finds what a faulty writer, or an edit of both, has changed.
         if known is not None and content != decode(encode(meta_content(known.description, known.files))):
             raise BackupDamaged(f"{layout.META} and {layout.MANIFEST} contradict each other")
@@ -107,11 +115,16 @@ class BackupSet:
 
     @classmethod
     def open_any(cls, store: ObjectStore, key_mode: KeyMode | None = KeyMode.RAW) -> BackupSet:
-        """Open as `open`, also with a key that a backup in clear does not need."""
-        if store.location.crypter.encrypts:
-            with contextlib.suppress(CrypterMismatch):
-                return cls.open(open_store(replace(store.location, crypter=PLAIN)), key_mode)
-        return cls.open(store, key_mode)
+        """Open as `open`, also with a key that a backup in clear does not need, and one without a manifest.
+
+        To describe or remove it: with a key, nothing proves that such a backup has the rows that were backed up.
+        """
+        crypter = store.location.crypter
+        if not crypter.encrypts:
+            return cls.open(store, key_mode)
+        with contextlib.suppress(CrypterMismatch):
+            return cls.open(open_store(replace(store.location, crypter=PLAIN)), key_mode)
+        return cls.open(open_store(replace(store.location, crypter=replace(crypter, unproven=True))), key_mode)
 
     def chain(self) -> list[BackupSet]:
         """The full backup that this one continues, the increments since then, and this one; itself alone if it is full.
@@ -233,6 +246,33 @@ def _read_manifest(store: ObjectStore, backupmeta: bytes) -> Manifest | None:
         if not _fits(backupmeta, store.location.crypter):
             raise
         raise BackupDamaged(f"{layout.MANIFEST} is damaged: the key fits {layout.META}, but {error.message}") from None
+
+
+def check_unproven(location: StorageLocation) -> None:
+    """Refuse, unless it was requested, a backup without a manifest where a key was passed. Raises `CrypterMismatch`.
+
+    Without the manifest's HMAC, who may write to the storage can change the rows without the key: AES in counter mode does
+    not notice it, and hashes of files are in `backupmeta`, which is encrypted in the same way.
+    """
+    if not location.crypter.encrypts:
+        return
+    problem = f"the encrypted backup at {location} has no {layout.MANIFEST}, so that nothing proves its integrity"
+    if not location.crypter.unproven:
+        raise CrypterMismatch(
+            f"{problem}: anybody who may write there could have changed its rows",
+            hint="If it is a backup of the Go TiKV-BR, pass --crypter.allow-unproven. Those of tikv-br have a manifest: "
+            "it was deleted.",
+        )
+    log.warning("%s", problem)
+
+
+def _with_fitting_key(store: ObjectStore, backupmeta: bytes) -> ObjectStore:
+    """The store with the one of its keys that the backup was made with; with the first if it is none of them."""
+    crypter = store.location.crypter
+    with contextlib.suppress(StorageObjectMissing, BackupDamaged):
+        if (found := key_of(store.get(layout.MANIFEST), crypter, layout.MANIFEST)) is not None:
+            return with_key(store, found)
+    return with_key(store, next((each for each in crypter.each if _fits(backupmeta, each)), crypter))
 
 
 def _fits(backupmeta: bytes, crypter: Crypter) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
+from dataclasses import replace
 from typing import TypeVar
 
 from tikv_br.backupset import layout
-from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch
+from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, StorageObjectMissing
 from tikv_br.records import dump, dump_compact, load
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import IV_SIZE, KEY_SIZES, Crypter
+from tikv_br.storage.open import open_store
 
 T = TypeVar("T")
 
@@ -57,6 +60,7 @@ def unseal(data: bytes, crypter: Crypter, name: str) -> bytes:
             raise _not_encrypted(name)
         return data
     version, method, key_check, iv, ciphertext = _parse_encrypted_record(data, name)
+    crypter = key_of(data, crypter, name) or crypter
     if crypter.method != method:
         problem = f"the key is for {crypter.method}" if crypter.encrypts else "no key was passed"
         raise CrypterMismatch(f"{name} is encrypted with {method}, but {problem}", hint=_KEY_HINT)
@@ -70,6 +74,34 @@ def unseal(data: bytes, crypter: Crypter, name: str) -> bytes:
     if seal(record, crypter) != data:  # the same content gives the same bytes
         raise BackupDamaged(f"{name} is damaged: the fields around its ciphertext were changed")
     return record
+
+
+def key_of(data: bytes, crypter: Crypter, name: str) -> Crypter | None:
+    """The one of a crypter's keys that the record was sealed with; None if it is none of them. Raises `BackupDamaged`."""
+    if not data.startswith(_MARK):
+        return None
+    _, method, key_check, iv, _ = _parse_encrypted_record(data, name)
+    mine = (each for each in crypter.each if each.method == method)
+    return next((each for each in mine if hmac.compare_digest(key_check, _key_check(each, iv))), None)
+
+
+def with_key_of(store: ObjectStore, name: str) -> ObjectStore:
+    """The store with the one of its keys that the record ``name`` was sealed with; with the first if it is none of them, or missing.
+
+    Raises `BackupDamaged`, `StorageError`.
+    """
+    crypter = store.location.crypter
+    if not crypter.others:
+        return store
+    with contextlib.suppress(StorageObjectMissing):
+        crypter = key_of(store.get(name), crypter, name) or crypter
+    return with_key(store, crypter)
+
+
+def with_key(store: ObjectStore, crypter: Crypter) -> ObjectStore:
+    """The store with this one of its keys first; the others stay, for backups that this one continues."""
+    others = tuple(each for each in store.location.crypter.each if each != crypter.alone)
+    return open_store(replace(store.location, crypter=replace(crypter, others=others)))
 
 
 def seal_meta(data: bytes, crypter: Crypter) -> bytes:

@@ -106,12 +106,22 @@ class StorageFlags(Flags, shared=True, prefix="crypter."):
         "Encryption key in hexadecimal. Prefer --crypter.key-file or the environment variable: flags are visible in `ps`.",
         metavar="HEX",
     )
-    key_file: str = flag("", "File with the encryption key in hexadecimal.", metavar="FILE")
+    key_file: list[str] | None = flag(
+        None,
+        "File with the encryption key in hexadecimal. Repeat it for older keys: each backup is read with its own, new ones get the first.",
+        metavar="FILE",
+    )
+    allow_unproven: bool = flag(
+        False,
+        "Also read an encrypted backup without a manifest, as of the Go TiKV-BR: nothing proves that it is unchanged.",
+    )
 
     def locate(self, url: str) -> StorageLocation:
         """As `S3Flags.locate`, with the encryption key. Raises `UsageError`."""
-        key = shared.secret_of("--crypter.key", self.key, self.key_file)
-        return replace(self.s3.locate(url), crypter=Crypter.of(self.method, key))
+        first, *older = self.key_file or [""]
+        keys = [shared.secret_of("--crypter.key", self.key, first)]
+        keys += [shared.secret_of("--crypter.key", "", each) for each in older]
+        return replace(self.s3.locate(url), crypter=Crypter.of(self.method, *keys, unproven=self.allow_unproven))
 
 
 class BackupFlags(shared.CommandFlags):
@@ -221,9 +231,9 @@ class ChosenBackupFlags(IndexFlags):
         index = Index(open_store(place.root))
         return index, index.find_path(place.path)
 
-    def backup(self, context: typer.Context) -> BackupSet:
-        """The backup, opened; of any key mode."""
+    def backup(self, context: typer.Context, *, rows: bool = False) -> BackupSet:
+        """The backup, opened; of any key mode. With ``rows`` it is opened as strictly as for a restore, else to be described."""
         from tikv_br.backupset.backup_set import BackupSet
         from tikv_br.storage.open import open_store
 
-        return BackupSet.open_any(open_store(self.choose(context)), key_mode=None)
+        return (BackupSet.open if rows else BackupSet.open_any)(open_store(self.choose(context)), key_mode=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from tikv_br import __version__
 from tikv_br.backupset import layout, lease, ledger, run_record
@@ -66,7 +66,9 @@ log = logging.getLogger(__name__)
 
 def check_storage(context: BackupContext) -> None:
     """Raise `BackupPathInUse` if the path is in use."""
-    context.store = open_store(context.options.storage)
+    location = context.options.storage
+    # With one key only: files of a run that is resumed are encrypted with the same one.
+    context.store = open_store(replace(location, crypter=location.crypter.alone))
     if not context.options.lock_wait:
         lease.check_free(context.store)
     context.path_state = run_record.path_state(context.store)

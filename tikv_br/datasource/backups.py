@@ -81,7 +81,7 @@ class BackupReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """A partition for each file of the full backup with wanted keys. Reads the records of the backups; for the driver."""
         with with_hints():
-            chain = BackupSet.open_any(open_store(self.location)).chain()
+            chain = BackupSet.open(open_store(self.location)).chain()
             base = chain[0]
             codec = self._codec(base)
             wanted = [codec.rpc_range(each) for each in self.ranges]

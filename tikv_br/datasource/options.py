@@ -51,7 +51,7 @@ def use_this_python() -> None:
 
 
 KEY_OPTIONS = ("keyspace", "start", "end", "prefix", "key_format")
-CRYPTER_OPTIONS = ("crypter_method", "crypter_key_file")
+CRYPTER_OPTIONS = ("crypter_method", "crypter_key_file", "crypter_allow_unproven")
 
 
 class Options:
@@ -131,11 +131,14 @@ class Options:
                 f"the URL of {location} contains credentials, which Spark would show in its pages and logs",
                 hint="Leave them out: those of the environment are used (AWS: environment, profile, role; Azure: variables, identity).",
             )
-        return replace(location, crypter=Crypter.of(self.text("crypter_method"), self._crypter_key()))
+        unproven = self.flag("crypter_allow_unproven")
+        return replace(
+            location, crypter=Crypter.of(self.text("crypter_method"), *self._crypter_keys(), unproven=unproven)
+        )
 
-    def _crypter_key(self) -> SecretText:
-        if path := self.text("crypter_key_file"):
-            return read_secret("crypter_key_file", Path(path))
-        if path := os.environ.get(_KEY_FILE_VARIABLE, ""):
-            return read_secret(_KEY_FILE_VARIABLE, Path(path))
-        return SecretText(os.environ.get(_KEY_VARIABLE, "").strip())
+    def _crypter_keys(self) -> list[SecretText]:
+        if paths := self.text("crypter_key_file"):
+            return [read_secret("crypter_key_file", Path(path.strip())) for path in paths.split(",")]
+        if paths := os.environ.get(_KEY_FILE_VARIABLE, ""):
+            return [read_secret(_KEY_FILE_VARIABLE, Path(path)) for path in paths.split()]
+        return [SecretText(os.environ.get(_KEY_VARIABLE, "").strip())]

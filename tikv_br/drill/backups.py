@@ -83,11 +83,11 @@ def newest_of_scope(context: DrillContext) -> list[IndexEntry]:
 
 
 def select_named(context: DrillContext) -> None:
-    """Select the backup that was named. Raises `BackupNotFound`, and as `BackupSet.open_any`."""
+    """Select the backup that was named. Raises `BackupNotFound`, and as `BackupSet.open`."""
     place = context.options.existing
     if place is None:
         return
-    found = BackupSet.open_any(open_store(place))
+    found = BackupSet.open(open_store(place))
     select(context, place, found, entry_at(place, found))
     context.lost_ms, context.lost_clock = context.started_ms, MACHINE_CLOCK
 
@@ -109,7 +109,7 @@ def _select_from_index(context: DrillContext, path: str) -> None:
     if entry is None:
         raise BackupNotFound(f"the index at {index.root.location} does not list the backup {path}")
     place = context.options.backups.child(path)
-    select(context, place, BackupSet.open_any(open_store(place)), entry)
+    select(context, place, BackupSet.open(open_store(place)), entry)
 
 
 def select(context: DrillContext, place: StorageLocation, found: BackupSet, entry: IndexEntry) -> None:

@@ -67,7 +67,7 @@ def ingest(context: RestoreContext) -> None:
         store=backup.store,
         via=context.via,
         backend=_backend(context),
-        cipher_info=to_cipher_info(options.storage).SerializeToString(),
+        cipher_info=to_cipher_info(backup.store.location).SerializeToString(),
         upload_limit=limit.share(executor, options.concurrency, tasks),
         slow_seconds=limit.seconds(options.concurrency * largest),  # concurrent transfers share a store's limit
         new_timestamp=context.restamp_ts,
@@ -82,7 +82,7 @@ def _backend(context: RestoreContext) -> bytes:
     options = context.options
     if context.via is Via.UPLOAD:
         return b""
-    return to_backend(options.storage, send_credentials=options.send_credentials).SerializeToString()
+    return to_backend(context.backup.store.location, send_credentials=options.send_credentials).SerializeToString()
 
 
 def put(context: RestoreContext) -> None:

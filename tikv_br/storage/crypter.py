@@ -8,7 +8,7 @@ import logging
 import secrets
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -94,13 +94,22 @@ class Crypter:
     """Encryption method, one of `METHODS`."""
     key: SecretText = field(default_factory=SecretText)
     """Hexadecimal; empty for `PLAINTEXT`."""
+    others: tuple[Crypter, ...] = ()
+    """Further keys, of what was encrypted before a rotation. Nothing new is encrypted with them."""
+    unproven: bool = field(default=False, compare=False)
+    """Also accept a backup without a manifest, whose integrity nothing proves: AES-CTR has no authentication."""
 
     @classmethod
-    def of(cls, method: str, key: SecretText) -> Crypter:
-        """Parse the flags; without a ``method`` it follows from the length of the key.
+    def of(cls, method: str, *keys: SecretText, unproven: bool = False) -> Crypter:
+        """Parse the flags; without a ``method`` it follows from the length of each key. New objects get the first key.
 
-        Raises `UsageError`, which never repeats the key.
+        Raises `UsageError`, which never repeats a key.
         """
+        first, *others = [cls._of(method, key) for key in keys] or [cls._of(method, SecretText())]
+        return replace(first, others=tuple(others), unproven=unproven)
+
+    @classmethod
+    def _of(cls, method: str, key: SecretText) -> Crypter:
         method = method.lower()
         if method and method not in METHODS:
             raise UsageError(f"--crypter.method must be one of {', '.join(METHODS)}, not {method!r}")
@@ -120,6 +129,16 @@ class Crypter:
                 f"the encryption key has {size} bytes, {method} requires {KEY_SIZES[method]}", hint=_KEY_HINT
             )
         return cls(method, key)
+
+    @property
+    def each(self) -> tuple[Crypter, ...]:
+        """Itself and the others, each with one key."""
+        return (self.alone, *(replace(other, unproven=self.unproven) for other in self.others))
+
+    @property
+    def alone(self) -> Crypter:
+        """Without the other keys."""
+        return replace(self, others=())
 
     @property
     def encrypts(self) -> bool:

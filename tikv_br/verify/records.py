@@ -14,6 +14,7 @@ from tikv_br.backupset.coverage import require_disjoint
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.identity import replaced_size_damage
 from tikv_br.backupset.manifest import Manifest
+from tikv_br.backupset.sealed import with_key_of
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CoverageError, CrypterMismatch, StorageObjectMissing
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.verify.options import Finding, Level
@@ -31,6 +32,7 @@ def read_records(store: ObjectStore) -> tuple[BackupSet | None, list[Finding]]:
     except BackupDamaged as error:
         damage = error.message
     findings: list[Finding] = []
+    store = with_key_of(store, layout.MANIFEST)
     crypter = store.location.crypter
     known = _read(store, layout.MANIFEST, partial(manifest.load, crypter=crypter), findings)
     content = _read(store, layout.META, partial(backupmeta.decode, crypter=crypter), findings)

@@ -29,6 +29,7 @@ from tikv_br.restore.run import restore
 from tikv_br.storage.credentials import KEY_IN_CLEAR
 from tikv_br.storage.crypter import PLAIN
 from tikv_br.storage.open import open_store
+from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.url import StorageLocation
 from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.run import verify
@@ -158,7 +159,11 @@ def test_a_backup_in_the_go_tools_form(golden: Path, tmp_path: Path) -> None:
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
         with pytest.raises(CrypterMismatch, match="encrypted"):
             restore(RestoreOptions(cluster=target.config, storage=plain_place))
-        done = restore(RestoreOptions(cluster=target.config, storage=replace(plain_place, crypter=crypter(method))))
+        keyed = replace(plain_place, crypter=crypter(method))
+        with pytest.raises(CrypterMismatch, match="nothing proves its integrity"):
+            restore(RestoreOptions(cluster=target.config, storage=keyed))
+        older = Crypter.of("", SecretText("77" * 32), crypter(method).key, unproven=True)
+        done = restore(RestoreOptions(cluster=target.config, storage=replace(keyed, crypter=older)))
         counted = target.raw().checksum()
     sums = json.loads((recorded.parent / "meta.json").read_text())["expected_sums"]
     assert done.verified

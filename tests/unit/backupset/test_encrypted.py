@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import StructType
 
 from tests.support.ledgers import begin_backup, read_entries
 from tests.support.openssl import KEYS, crypt, crypter
@@ -19,11 +21,16 @@ from tikv_br.backupset.rebuild import rebuild
 from tikv_br.backupset.removal import remove
 from tikv_br.backupset.sealed import seal, unseal
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.dataflow.merge import MergeSources
+from tikv_br.datasource.backups import BackupReader
+from tikv_br.diff.options import BackupChoice
+from tikv_br.diff.places import find_backup
 from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch
-from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.base import ObjectSource, ObjectStore
 from tikv_br.storage.crypter import PLAIN, Crypter, SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
+from tikv_br.verify.records import read_records
 
 METHOD = "aes256-ctr"
 RIGHT_KEY = crypter(METHOD)
@@ -133,9 +140,75 @@ def test_a_go_backup_has_no_check_value_and_is_still_told(tmp_path: Path, wrong:
     content = replace(backupmeta.decode(store.get(layout.META), crypter(METHOD)), tool="br v1")
     store.put(layout.META, backupmeta.encode(content, crypter(METHOD)))
     store.delete(layout.MANIFEST)
-    assert BackupSet.open(store).files == content.files
+    unproven = store_at(tmp_path, replace(RIGHT_KEY, unproven=True))
+    assert BackupSet.open(unproven).files == content.files
     with pytest.raises(CrypterMismatch):
-        BackupSet.open(store_at(tmp_path, wrong))
+        BackupSet.open(store_at(tmp_path, replace(wrong, unproven=True)))
+
+
+def forge(folder: Path) -> ObjectStore:
+    """Make an encrypted backup look like one of the Go tool, as one can who has no key: flip bits of its tool, drop its manifest."""
+    store = make(folder)
+    data = bytearray(store.get(layout.META))
+    plain = crypt(METHOD, bytes(data[:16]), bytes(data[16:]))
+    data[16 + plain.index(b"tikv-br ")] ^= 1
+    store.put(layout.META, bytes(data))
+    store.delete(layout.MANIFEST)
+    return store
+
+
+def test_with_a_key_a_backup_without_a_manifest_proves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused unless that was requested, by what reads rows; it can be described and removed."""
+    store = forge(tmp_path / "b")
+    for read in (BackupSet.open, read_records):
+        with pytest.raises(CrypterMismatch, match="nothing proves its integrity") as raised:
+            read(store)
+        assert "--crypter.allow-unproven" in raised.value.hint
+    assert not caplog.records
+    assert BackupSet.open(store_at(tmp_path / "b", replace(RIGHT_KEY, unproven=True))).manifest is None
+    assert "nothing proves its integrity" in caplog.text
+    assert BackupSet.open_any(store).manifest is None
+
+
+def test_readers_of_rows_refuse_plain_text_and_forged_backups(tmp_path: Path) -> None:
+    """Spark, a merge to a point in time, a comparison: with a key each refuses what is not proven by it."""
+    make(tmp_path / "plain", PLAIN)
+    forge(tmp_path / "forged")
+    for name in ("plain", "forged"):
+        location = store_at(tmp_path / name).location
+        for read in (
+            BackupReader(location, None, (), StructType()).partitions,
+            partial(MergeSources.open, location, None),
+            partial(find_backup, BackupChoice(location)),
+        ):
+            with pytest.raises(CrypterMismatch):
+                read()
+
+
+@pytest.mark.parametrize("by_go", [False, True])
+def test_each_backup_is_read_with_its_key(tmp_path: Path, by_go: bool) -> None:
+    """After a rotation the older keys still read what they wrote, also what other backups continue; new backups get the first key."""
+    rotated = Crypter.of("", SecretText("77" * 32), SecretText(KEYS["aes128-ctr"]), SecretText(KEYS[METHOD]))
+    rotated = replace(rotated, unproven=by_go)
+    for method in ("aes128-ctr", METHOD):
+        store = make(tmp_path / method, crypter(method))
+        if by_go:
+            content = replace(backupmeta.decode(store.get(layout.META), crypter(method)), tool="br v1")
+            store.put(layout.META, backupmeta.encode(content, crypter(method)))
+            store.delete(layout.MANIFEST)
+        found = BackupSet.open(store_at(tmp_path / method, rotated))
+        assert found.store.location.crypter.alone == crypter(method)
+        assert len(found.store.location.crypter.others) == 2
+        for file in found.files:
+            assert ObjectSource(found.store, file.name, file.cipher_iv).read_at(0, 5) == b"file "
+    make(tmp_path / "new", rotated)
+    assert BackupSet.open(store_at(tmp_path / "new", OTHER_KEY)).manifest is not None
+    make(tmp_path / "lost", Crypter.of(METHOD, SecretText("11" * 32)))
+    with pytest.raises(CrypterMismatch, match="another key"):
+        BackupSet.open(store_at(tmp_path / "lost", rotated))
+    assert unseal(seal(b"{}", crypter(METHOD)), rotated, "a record") == b"{}"
 
 
 def test_a_plain_go_backup_with_a_key(tmp_path: Path) -> None:
