@@ -27,9 +27,8 @@ from tikv_br.progress_events import Event, Notice
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.credentials import KEY_IN_CLEAR
-from tikv_br.storage.crypter import PLAIN
+from tikv_br.storage.crypter import PLAIN, Crypter, SecretText
 from tikv_br.storage.open import open_store
-from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.url import StorageLocation
 from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.run import verify
