@@ -21,6 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.txnkv import refuse_transactions
 from tikv_br.cluster.versions import WRITE_DEADLINE
 from tikv_br.compare.report import Meter, Report
@@ -44,13 +45,13 @@ RETRY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The result of one pass. Times are in seconds, by this machine's clock."""
+    """The result of one pass. Times are in seconds."""
 
     number: int
     """Number of the pass, from 1."""
     exact: bool
     began_ms: int
-    """Start, in milliseconds since the epoch: the target has everything written before this."""
+    """Start, in milliseconds since the epoch by PD's clock: the target has everything written before this."""
     seconds: float
     """Duration, which is also how far the target is behind at the end."""
     ranges: int
@@ -157,8 +158,9 @@ class DiffMode:
 
     def run_pass(self, *, exact: bool = False) -> Pass:
         """Make the target equal to the source. An exact pass ignores checksums. Raises as `run`, without retries."""
-        began, began_ms = time.monotonic(), time.time_ns() // 1_000_000
+        began = time.monotonic()
         context, source = self._find_sides()
+        began_ms = physical_ms(self._clusters.get(source.config).pd.tso())
         plan_ranges(context)
         followed: list[RangePass] = []
         repair = RepairJob(replace(context.job, exact=exact), delete=True, fence=self._options.fence)

@@ -84,8 +84,9 @@ class Replicator:
         stop: threading.Event,
         feed_status: Callable[[], FeedStatus] = FeedStatus,
         timestamp_age: float = DEFAULT_TIMESTAMP_AGE,
+        clock: Callable[[], float],
     ) -> None:
-        """`start` is where the feed starts; `checkpoints` must be claimed. `stop` ends `run` at the next event or between two batches."""
+        """`start` is where the feed starts; `checkpoints` must be claimed. `clock` returns PD's time, in seconds since the epoch, for lags. `stop` ends `run` at the next event or between two batches."""
         self.changefeed_id = start.changefeed_id
         self._start, self._options, self._stop = start, options, stop
         self._feed, self._sorter, self._sink = feed, sorter, sink
@@ -97,7 +98,7 @@ class Replicator:
         self._events = self._written = 0
         self.writer = SinkWriter(sink, options, stop, safe_point.check)
         self._rate = Rate()
-        self._write_lag = WriteLag(timestamp_age)
+        self._write_lag, self._clock = WriteLag(timestamp_age, clock=clock), clock
 
     def run(self) -> None:
         """Replicate until `stop` is set, or until the feed ends; then save the checkpoint, also after an error.
@@ -131,7 +132,7 @@ class Replicator:
         self._save()
 
     def status(self) -> SyncStatus:
-        now_ms = time.time() * 1000
+        now_ms = self._clock() * 1000
         return SyncStatus(
             checkpoint_ts=self._checkpoint_ts,
             resolved_ts=self._resolved_ts,
@@ -261,6 +262,7 @@ def pipeline(
             stop=stop,
             feed_status=lambda: feed.status,
             timestamp_age=cluster.timestamp_age,
+            clock=cluster.clock.shown,
         )
 
 

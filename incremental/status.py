@@ -21,7 +21,7 @@ MAX_SAMPLES = 1024
 
 @dataclass(frozen=True, slots=True)
 class SyncStatus:
-    """The status of a sync. Lags are in seconds, by this machine's clock."""
+    """The status of a sync. Lags are in seconds, by the clock of the source's PD."""
 
     checkpoint_ts: int
     """The sink has confirmed all changes up to this."""
@@ -89,8 +89,8 @@ class WriteLag:
     was no later than that, so the estimate is never too high. It is too low by the delay from the store to here, at most that age.
     """
 
-    def __init__(self, timestamp_age: float = DEFAULT_TIMESTAMP_AGE, clock: Callable[[], float] = time.time) -> None:
-        """`clock` returns seconds since the epoch."""
+    def __init__(self, timestamp_age: float = DEFAULT_TIMESTAMP_AGE, *, clock: Callable[[], float]) -> None:
+        """`clock` returns PD's time, in seconds since the epoch."""
         self._timestamp_age = timestamp_age
         self._clock = clock
         self._sampled_at = 0.0

@@ -154,7 +154,7 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
         group = stack.enter_context(TopicGroup(url, options.group, options.patience, stop))
         group.find_topic()
         sink = wait_for_sink(stack, options.target, Origin(0, 0), options.sink, options.replicate, stop)
-        if sink is None:
+        if not isinstance(sink, TikvSink):
             return None
         _check_sink(options.group, group.records().values(), sink.place)
         starts = group.join()
@@ -168,7 +168,7 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
             until_ts=options.until_ts,
             once=options.once,
             keys=UserKeys(url.key_prefix) if url.protocol is Protocol.OPEN else None,
-            keyspace_id=sink.keyspace_id if isinstance(sink, TikvSink) and not options.target.keyspace else None,
+            keyspace_id=None if options.target.keyspace else sink.keyspace_id,
             resolved_seconds=options.resolved_seconds,
         )
         offsets = _Offsets(group, feed, sink.place)
@@ -184,6 +184,7 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
             safe_point=NoSafePoint(group.check),
             options=options.replicate,
             stop=stop,
+            clock=lambda: float(sink.now()),
         )
         running = Replay(replicator, feed, group, url.topic, len(starts))
         log.info("replaying %s from %s", url.topic, f"ts {feed.start_ts}" if feed.start_ts else "its beginning")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -50,6 +49,8 @@ class TikvSink(Sink):
         self.place = f"keyspace {raw.codec.keyspace_id} of cluster {raw.cluster_id}"
         self._drop_ttls = drop_ttls
         self._writer = raw.column_writer(batch_rows)
+        self.now = raw.now
+        """The time of the target's PD, by which rows expire there, in whole seconds since the epoch."""
         self._concurrency = concurrency
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="sink")
         self.puts = 0
@@ -61,7 +62,7 @@ class TikvSink(Sink):
         """See `Sink.write`. Raises `ConversionUnsupported` for a row with a TTL if the cluster has no TTLs."""
         rows = order.by_key(batch)
         expire_ts = columns.numbers(rows["expire_ts"])
-        gone = columns.flags(rows["deleted"]) | ((expire_ts > 0) & (expire_ts <= int(time.time())))
+        gone = columns.flags(rows["deleted"]) | ((expire_ts > 0) & (expire_ts <= self.now()))
         puts, deletes = rows, rows.slice(rows.num_rows)
         if gone.any():
             puts, deletes = rows.filter(pa.array(~gone)), rows.filter(pa.array(gone))

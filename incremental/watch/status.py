@@ -219,17 +219,19 @@ class FeedTracker:
 class PassTracker:
     """The status of one sync that runs in passes. Written by the thread that runs them, read from any."""
 
-    def __init__(self, name: str, source: str = "", sink: str = "", clock: Callable[[], float] = time.time) -> None:
-        """`source`, `sink`: see `NamedStatus`; `clock` returns seconds since the epoch."""
+    def __init__(
+        self, name: str, source: str = "", sink: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`source`, `sink`: see `NamedStatus`."""
         self._plain, self._clock = NamedStatus(name, None, source=source, sink=sink), clock
-        self._state: tuple[Pass, int] | None = None
-        """The last pass, and the number of rows changed by all passes."""
+        self._state: tuple[Pass, int, float] | None = None
+        """The last pass, the number of rows changed by all passes, and when the last one began."""
         self._failure_count, self._last_error = 0, ""
         self._failures = Patience(clock=clock)
 
     def record(self, done: Pass) -> None:
         before = self._state[1] if self._state is not None else 0
-        self._state = done, before + done.puts + done.deletes
+        self._state = done, before + done.puts + done.deletes, self._clock() - done.seconds
         self._failures.end()
 
     def record_failure(self, error: TikvBrError) -> None:
@@ -242,8 +244,8 @@ class PassTracker:
         if self._state is None:
             why = f", failing for {failing:.0f} s: {self._last_error}" if failing else ""
             return [replace(self._plain, error=f"the first pass has not finished yet{why}")]
-        done, rows = self._state
-        ts, lag = compose(done.began_ms), self._clock() - done.began_ms / 1000
+        done, rows, began = self._state
+        ts, lag = compose(done.began_ms), self._clock() - began
         status = SyncStatus(
             checkpoint_ts=ts,
             resolved_ts=ts,

@@ -191,9 +191,12 @@ def plan_clean_up(archive: LogArchive, grace: float = GRACE_SECONDS, now: float 
 
 def _plan_removal(archive: LogArchive, until_ts: int, grace: float, now: float | None) -> RemovalPlan:
     log_id = archive.description.log_id
-    now = time.time() if now is None else now
+    objects = list(archive.store.list(log_id))
+    written_ms = {info.name: info.modified_ms for info in objects}
+    # The storage's clock wrote all these times. With the lock held, the newest one is that of the lock: now.
+    now = max(written_ms.values(), default=0) / 1000 if now is None else now
     segments_read = (*archive.segments, *archive.replaced)
-    replaced_ms = {name: each.written_ms for each in segments_read for name in each.replaces}
+    replaced_ms = {name: written_ms.get(each.name, math.inf) for each in segments_read for name in each.replaces}
     ends = {
         each.name: max([each.to_ts, *(it.to_ts for it in each.inexact), *(it.to_ts for it in each.missed)])
         for each in segments_read
@@ -209,7 +212,7 @@ def _plan_removal(archive: LogArchive, until_ts: int, grace: float, now: float |
     # A damaged segment may list files as well; those that end later are kept, so that it can be repaired.
     is_whole = not any(each.name.startswith((f"{log_id}/{SEGMENTS}/", f"{log_id}/{DATA}/")) for each in archive.damage)
     segments, files, size = [], [], 0
-    for info in archive.store.list(log_id):
+    for info in objects:
         name = SegmentName.parse(info.name)
         if name is not None and is_dead(info.name, ends.get(info.name, name.to_ts)):
             segments.append(info.name)

@@ -16,6 +16,7 @@ from tikv_br.backupset.files import FileEntry, FileKind, FilePair, Totals, pair_
 from tikv_br.backupset.identity import verify_file_content, verify_file_identity
 from tikv_br.backupset.manifest import Description, Manifest
 from tikv_br.backupset.sealed import key_of, with_key
+from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.versions import lacks_expiry
 from tikv_br.errors import (
     BackupDamaged,
@@ -171,6 +172,15 @@ class BackupSet:
                 f"{self.store.location} is an incremental backup: it has only the changes since another one",
                 hint="Use `tikv-br restore raw`, which restores all of its chain, or `tikv-br backup merge` to make a full backup.",
             )
+
+    @property
+    def seconds(self) -> int:
+        """Time of the backup, in seconds since the epoch: rows that expire later are live. 0 = it does not record its time.
+
+        By PD's clock; where there are no timestamps, by that of the machine that made the backup.
+        """
+        recorded_ms = 0 if self.manifest is None else self.manifest.description.started_ms
+        return (physical_ms(self.backup_ts) if self.backup_ts else recorded_ms) // 1000
 
     @property
     def encryption(self) -> str:

@@ -5,7 +5,8 @@ breaking a lease are the same operation: creating the next number. A process tha
 another one was faster, or the lease was broken. The last numbers stay while the lease is held, so that an outdated listing is
 detected: after creating a number a process reads the previous one again, and withdraws if it is gone.
 
-Clocks of the machines may differ by `GRACE_SECONDS`. A holder that cannot renew stops before anyone else
+A lease has expired if this machine's clock and the storage's both say so: a clock that is wrong keeps the path longer, and lets
+nobody in too early. A holder that cannot renew stops before anyone else
 may take over. A lease in a cloud outlives the longest outage that is ridden out, so that such an outage costs no lease. The lease of a process that died on the same machine is over at once.
 """
 
@@ -34,6 +35,7 @@ from tikv_br.backupset.lease_record import (
     newest,
     numbers_of,
     read_number,
+    ttl_of,
 )
 from tikv_br.cancellation import clean_up
 from tikv_br.errors import (
@@ -46,8 +48,6 @@ from tikv_br.errors import (
 from tikv_br.storage.base import ObjectStore, create_once
 from tikv_br.storage.outage import StorageAway
 
-TTL_SECONDS = 30.0
-"""Beyond the outage that the storage client rides out."""
 RENEW_SECONDS = 7.0
 RETRY_SECONDS = 1.0
 STOP_SECONDS = 10.0
@@ -91,12 +91,6 @@ def acquire(
             on_wait(str(found.lease))
             reported = True
         time.sleep(min(RETRY_SECONDS, left))
-
-
-def ttl_of(store: ObjectStore) -> float:
-    """Seconds from a renewal to the end of a lease."""
-    location = store.location
-    return TTL_SECONDS + (location.patience if location.is_cloud else 0.0)
 
 
 def break_lease(store: ObjectStore, *, force: bool = False) -> Lease | None:

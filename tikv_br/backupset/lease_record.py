@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 import socket
 import time
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ def _started(pid: int) -> int:
 DAMAGED_HINT = (
     "This object records which process uses the path. When none does, delete it with the storage's own tools."
 )
+TTL_SECONDS = 30.0
+"""Beyond the outage that the storage client rides out."""
 GRACE_SECONDS = 10.0
 """Seconds after its end by the holder's clock for which nobody takes over a lease."""
 held: set[str] = set()
@@ -94,10 +97,14 @@ class Lease:
     """End by the holder's clock, in milliseconds since the epoch; 0 = released by force."""
 
     @property
-    def is_over(self) -> bool:
-        """Return whether another run may acquire the path."""
-        if self.owner.is_gone or (self.owner == LeaseOwner.this_process() and self.token not in held):
-            return True
+    def is_abandoned(self) -> bool:
+        """Return whether nobody holds it, whatever the time: it was broken, or its process has ended."""
+        ours = self.owner == LeaseOwner.this_process() and self.token not in held
+        return not self.expires_ms or ours or self.owner.is_gone
+
+    @property
+    def has_expired(self) -> bool:
+        """Return whether its time is over by this machine's clock."""
         return time.time() * 1000 > self.expires_ms + GRACE_SECONDS * 1000
 
     def __str__(self) -> str:
@@ -114,10 +121,8 @@ class NewestLease:
     number: int
     """Number of the newest lease; 0 = there is none."""
     lease: Lease | None
-
-    @property
-    def is_free(self) -> bool:
-        return self.lease is None or self.lease.is_over
+    is_free: bool = True
+    """Another run may acquire the path."""
 
 
 def newest(store: ObjectStore) -> NewestLease:
@@ -127,9 +132,26 @@ def newest(store: ObjectStore) -> NewestLease:
         if not number:
             return NewestLease(0, None)
         try:
-            return NewestLease(number, read_number(store, number))
+            lease = read_number(store, number)
+            over = lease.is_abandoned or (lease.has_expired and _age(store, number) > ttl_of(store) + GRACE_SECONDS)
+            return NewestLease(number, lease, over)
         except StorageObjectMissing:  # just released, or renewed many times since
             continue
+
+
+def _age(store: ObjectStore, number: int) -> float:
+    """Seconds since a number was created, by the storage's clock: those of the holder and of this machine may be hours apart."""
+    probe = f"{layout.LEASE}/clock-{secrets.token_hex(8)}"
+    store.put(probe, b"")
+    now_ms = store.stat(probe).modified_ms
+    store.delete(probe)
+    return (now_ms - store.stat(layout.lease_name(number)).modified_ms) / 1000
+
+
+def ttl_of(store: ObjectStore) -> float:
+    """Seconds from a renewal to the end of a lease."""
+    location = store.location
+    return TTL_SECONDS + (location.patience if location.is_cloud else 0.0)
 
 
 def create_number(store: ObjectStore, basis: NewestLease, number: int, data: bytes) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,9 +59,9 @@ class GroupFlags(shared.CommandFlags):
             yield Group(cluster, GroupStore(etcd, cluster.cluster_id))
 
 
-def lag_of(ts: int) -> float:
-    """Seconds from a timestamp of PD to now, by this machine's clock."""
-    return round(time.time() - physical_ms(ts) / 1000, 3)
+def lag_of(ts: int, now: float) -> float:
+    """Seconds from a timestamp of PD to ``now``, PD's time."""
+    return round(now - physical_ms(ts) / 1000, 3)
 
 
 class CaptureFlags(GroupFlags):
@@ -133,17 +132,19 @@ def list_captures(flags: GroupFlags) -> None:
 def list_processors(flags: GroupFlags) -> None:
     """List sub-spans and the capture that runs each."""
     with flags.group() as group:
-        show_processors(flags.out, group.store.snapshot())
+        show_processors(flags.out, group.store.snapshot(), group.cluster.clock.shown())
 
 
-def show_processors(out: Output, state: GroupState, changefeed_id: str = "") -> None:
+def show_processors(out: Output, state: GroupState, now: float, changefeed_id: str = "") -> None:
     """Write the sub-spans of one changefeed, or of all."""
     tasks = [state.tasks[each] for each in sorted(state.tasks) if changefeed_id in {"", each.changefeed}]
-    rows = [_processor_row(out, task, state.progress.get(task.id), state) for task in tasks]
+    rows = [_processor_row(out, task, state.progress.get(task.id), state, now) for task in tasks]
     out.table(SPAN_COLUMNS, rows, prose=("error",), drop=("sorter", "events/s", "regions"))
 
 
-def _processor_row(out: Output, task: ChangefeedTask, progress: Progress | None, state: GroupState) -> tuple[str, ...]:
+def _processor_row(
+    out: Output, task: ChangefeedTask, progress: Progress | None, state: GroupState, now: float
+) -> tuple[str, ...]:
     """Write a sub-span as a JSON line; returns it as a row of a table."""
     from tikv_br.incremental.group.model import Progress
 
@@ -156,7 +157,7 @@ def _processor_row(out: Output, task: ChangefeedTask, progress: Progress | None,
             **picked(task, "changefeed", "number", "capture", "epoch", "stopping"),
             **picked(known, "checkpoint_ts", "resolved_ts", "events", "written", "events_per_second", "regions"),
             **picked(known, "sorter_bytes", "error"),
-            "checkpoint_lag": lag_of(known.checkpoint_ts),
+            "checkpoint_lag": lag_of(known.checkpoint_ts, now),
             "start": task.start.hex(),
             "end": task.end.hex(),
         },

@@ -100,7 +100,7 @@ def create(flags: CreateFlags) -> None:
         batch_rows=flags.sink.sink_batch_size,
         rate_limit=flags.sink.sink_ratelimit,
     )
-    start = flags.start.required(flags.storage_flags)
+    start = flags.start.required(flags.storage_flags, flags.cluster.config())
     with flags.group() as group:
         from tikv_br.cluster.ingests import Follower
         from tikv_br.incremental.feed.options import hold_back_for
@@ -112,17 +112,17 @@ def create(flags: CreateFlags) -> None:
         check_runs_alone(group.cluster, info.id, CHANGEFEED_STATE, threading.Event())
         group.changefeeds.create(info, former_id="" if flags.name else LOG_ID)
         group.cluster.ingests.register_follower(service_id(info.id), Follower(CHANGEFEED_STATE))
-        _show(flags.out, group.store.snapshot(), info.id)
+        _show(flags.out, group.store.snapshot(), info.id, group.cluster.clock.shown())
 
 
 @command("changefeed list", example="--pd 10.0.0.1:2379")
 def list_changefeeds(flags: GroupFlags) -> None:
     """List the changefeeds of a cluster."""
     with flags.group() as group:
-        state = group.store.snapshot()
+        state, now = group.store.snapshot(), group.cluster.clock.shown()
     from tikv_br.incremental.group.changefeeds import check_sound
 
-    rows = [_changefeed_row(flags.out, state, info) for info in state.changefeeds.values()]
+    rows = [_changefeed_row(flags.out, state, info, now) for info in state.changefeeds.values()]
     flags.out.table(COLUMNS, rows, prose=("error",), drop=("sub-spans", "captures", "sink"))
     check_sound(state, *state.damaged)
 
@@ -131,9 +131,9 @@ def list_changefeeds(flags: GroupFlags) -> None:
 def query(flags: ChangefeedFlags) -> None:
     """Show a changefeed and the status of its sub-spans. Exit code 76 if its sink lacks rows that no change feed delivers."""
     with flags.group() as group:
-        state = group.store.snapshot()
-        _show(flags.out, state, flags.changefeed_id)
-        show_processors(flags.out, state, flags.changefeed_id)
+        state, now = group.store.snapshot(), group.cluster.clock.shown()
+        _show(flags.out, state, flags.changefeed_id, now)
+        show_processors(flags.out, state, now, flags.changefeed_id)
     if missed := state.missed(flags.changefeed_id):
         flags.out.flush()
         raise SyncDegraded(
@@ -146,7 +146,7 @@ def pause(flags: ChangefeedFlags) -> None:
     """Pause a changefeed. GC waits for it for at most its --gc-ttl; resume it before that."""
     with flags.group() as group:
         group.changefeeds.pause(flags.changefeed_id)
-        _show(flags.out, group.store.snapshot(), flags.changefeed_id)
+        _show(flags.out, group.store.snapshot(), flags.changefeed_id, group.cluster.clock.shown())
 
 
 @command("changefeed resume", example="east --pd 10.0.0.1:2379")
@@ -154,7 +154,7 @@ def resume(flags: ChangefeedFlags) -> None:
     """Resume a paused or failed changefeed from its checkpoint."""
     with flags.group() as group:
         group.changefeeds.resume(flags.changefeed_id)
-        _show(flags.out, group.store.snapshot(), flags.changefeed_id)
+        _show(flags.out, group.store.snapshot(), flags.changefeed_id, group.cluster.clock.shown())
 
 
 NEW_VALUE = "New value; see `changefeed create --help`."
@@ -227,7 +227,7 @@ def update(flags: UpdateFlags) -> None:
             return moved(changed, str(target), group.cluster, options)
 
         group.changefeeds.update(flags.changefeed_id, edit)
-        _show(flags.out, group.store.snapshot(), flags.changefeed_id)
+        _show(flags.out, group.store.snapshot(), flags.changefeed_id, group.cluster.clock.shown())
 
 
 class RemoveFlags(ChangefeedFlags):
@@ -242,11 +242,11 @@ def remove(flags: RemoveFlags) -> None:
     flags.out.result("removed", {"id": flags.changefeed_id}, f"removed changefeed {flags.changefeed_id}")
 
 
-def _show(out: Output, state: GroupState, changefeed_id: str) -> None:
+def _show(out: Output, state: GroupState, changefeed_id: str, now: float) -> None:
     from tikv_br.incremental.group.changefeeds import find
 
     info = find(state, changefeed_id)
-    row = _changefeed_row(out, state, info)
+    row = _changefeed_row(out, state, info, now)
     rows = [
         *zip(COLUMNS, row, strict=True),
         ("checkpoint-ts", str(state.checkpoint_ts(info.id))),
@@ -269,7 +269,7 @@ def _show(out: Output, state: GroupState, changefeed_id: str) -> None:
         log.warning("no capture is running: start one with `tikv-br capture start` and the same --pd and --etcd")
 
 
-def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo) -> tuple[str, ...]:
+def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo, now: float) -> tuple[str, ...]:
     """Write a changefeed as a JSON line; returns it as a row of a table."""
     checkpoint_ts = state.checkpoint_ts(info.id)
     status, tasks = state.statuses.get(info.id), state.tasks_of(info.id)
@@ -284,7 +284,7 @@ def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo) -> tup
             "missed": state.missed(info.id),
             "checkpoint_ts": checkpoint_ts,
             "resolved_ts": checkpoint_ts if status is None else status.resolved_ts,
-            "checkpoint_lag": lag_of(checkpoint_ts),
+            "checkpoint_lag": lag_of(checkpoint_ts, now),
             "start": info.start_key.hex(),
             "end": info.end_key.hex(),
             "captures": captures,

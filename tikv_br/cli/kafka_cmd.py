@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
@@ -133,14 +134,15 @@ def _options(flags: ReplayFlags) -> ReplayOptions:
         )
     if flags.status_every < SHORTEST_STATUS:
         raise UsageError(f"--status-every is too short: pass at least {SHORTEST_STATUS:g}s")
-    until_ts = parse_ts(flags.until, "--until") if flags.until else None
     to, scratch = flags.target_flags, scratch_folder(flags.scratch_dir)
     target, source = to.target(), _source(flags.source)
-    from tikv_br.cluster.config import TlsFiles
+    from tikv_br.cluster.config import ClusterConfig, TlsFiles
     from tikv_br.incremental.kafka.replay import ReplayOptions
     from tikv_br.incremental.sinks.open import SinkOptions
     from tikv_br.incremental.sinks.writer import ReplicateOptions
 
+    tls = TlsFiles(ca=to.sink_ca, cert=to.sink_cert, key=to.sink_key)
+    now = partial(shared.pd_time, ClusterConfig(target.pd, tls))
     return ReplayOptions(
         source=source,
         target=target,
@@ -149,10 +151,10 @@ def _options(flags: ReplayFlags) -> ReplayOptions:
         patience=flags.kafka_patience,
         limits=_limits(flags.source),
         once=flags.once,
-        until_ts=until_ts,
+        until_ts=parse_ts(flags.until, "--until", now) if flags.until else None,
         sorter_bytes=flags.sorter_memory,
         sink=SinkOptions(
-            tls=TlsFiles(ca=to.sink_ca, cert=to.sink_cert, key=to.sink_key),
+            tls=tls,
             drop_ttls=bool(to.allow_loss),
             concurrency=to.concurrency,
             batch_rows=to.sink_batch_size,

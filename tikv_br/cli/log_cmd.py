@@ -15,7 +15,7 @@ from tikv_br.cli.point_flags import parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import FollowFlags, follow_feed
 from tikv_br.cli.sync_options import LOG_ID, StateFlags
-from tikv_br.cluster.timestamps import MAX_TS, parse_ts, show_ts
+from tikv_br.cluster.timestamps import MAX_TS, parse_ts, physical_ms, show_ts
 from tikv_br.errors import KeyNotFound, LogDamaged, SyncRunning, UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class LogCompactFlags(LogFlags):
 class LogTruncateFlags(LogFlags):
     until: str = flag(
         REQUIRED,
-        "Remove changes up to and including this PD timestamp, time or age. The backup to restore from must be newer.",
+        "Remove changes up to and including this PD timestamp, time or age (before the log's end). The backup to restore from must be newer.",
         metavar="TS|TIME",
     )
     lock_wait: float = shared.LOCK_WAIT()
@@ -281,7 +281,7 @@ def truncate_log(flags: LogTruncateFlags) -> None:
     from tikv_br.archive.maintenance import acquire_lock, plan_truncation, truncate
 
     archive = flags.open()
-    until = parse_ts(flags.until, "--until")
+    until = parse_ts(flags.until, "--until", lambda: physical_ms(archive.end_ts()) / 1000)
     plan = plan_truncation(archive, until)
     if flags.yes:
         with acquire_lock(flags.store, flags.log_id, "log truncate", flags.lock_wait):

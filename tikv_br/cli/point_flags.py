@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tikv_br.cli.backup_flags import URLS, StorageFlags
 from tikv_br.cli.command import Flags, flag
+from tikv_br.cli.shared import pd_time
 from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import BackupSetError, StorageError, UsageError
 
@@ -38,9 +41,9 @@ class LogSourceFlags(Flags):
         return LogSource(storage.locate(self.log), self.log_id)
 
 
-def parse_ts_or_latest(text: str, name: str) -> int:
+def parse_ts_or_latest(text: str, name: str, now: Callable[[], float] = time.time) -> int:
     """As `parse_ts`; 0 = ``latest``. Raises `UsageError`."""
-    return 0 if text == "latest" else parse_ts(text, name)
+    return 0 if text == "latest" else parse_ts(text, name, now)
 
 
 class PointFlags(Flags):
@@ -69,13 +72,14 @@ class PointFlags(Flags):
     def options(
         self, restore: RestoreOptions, log: LogSource | None, storage_flags: StorageFlags
     ) -> PointOptions | None:
-        """None if the backup is restored as it is: without a time and a log, and if it is not incremental. Raises `UsageError`."""
+        """None if the backup is restored as it is: without a time and a log, and if it is not incremental. Raises `UsageError`, `ClusterError`."""
         if not self.until + self.before and log is None and not _is_increment(restore.storage):
             return None
         if self.before and self.until != type(self).until:
             raise UsageError("--until and --before cannot be combined", hint="Pass one of them.")
-        ts = parse_ts_or_latest(self.until or "latest", "--until")
-        before = parse_ts(self.before, "--before") if self.before else 0
+        now = partial(pd_time, restore.cluster)
+        ts = parse_ts_or_latest(self.until or "latest", "--until", now)
+        before = parse_ts(self.before, "--before", now) if self.before else 0
         from tikv_br.point_in_time import PointOptions, just_before
 
         work = storage_flags.locate(self.work_storage) if self.work_storage else None

@@ -189,6 +189,15 @@ def pd(text: str, default: Sequence[str] = ("127.0.0.1:2379",)) -> Any:  # noqa:
     return flag(list(default), text, "--pd", "-u", shared=True, metavar="ADDRESS")
 
 
+def pd_time(config: ClusterConfig) -> float:
+    """The time by a cluster's PD, in seconds since the epoch. Raises `ClusterError`."""
+    from tikv_br.cluster.pd import PdClient
+    from tikv_br.cluster.timestamps import physical_ms
+
+    with PdClient(config) as pd:
+        return physical_ms(pd.tso()) / 1000
+
+
 class ClusterFlags(Flags, shared=True):
     pd: list[str] = pd("PD endpoints of the cluster, comma-separated: host:port,… (may be repeated).")
     ca: str | None = flag(None, "CA certificate (PEM). Enables TLS.", metavar="FILE")

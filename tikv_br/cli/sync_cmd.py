@@ -70,7 +70,7 @@ class FollowFlags(shared.CommandFlags):
         """Return the options, with defaults for what the sink of a log does not have. Raises `UsageError`."""
         source, scratch = self.cluster.config(), scratch_folder(self.state.scratch_dir)
         state = self.state.state(self.cluster, self.storage_flags, self.etcd, target)
-        start, span = self.start.start(self.storage_flags), self.range.key_range()
+        start, span = self.start.start(self.storage_flags, source), self.range.key_range()
         from tikv_br.incremental.feed.options import FeedOptions
         from tikv_br.incremental.sinks.writer import ReplicateOptions
         from tikv_br.incremental.sync import SyncOptions

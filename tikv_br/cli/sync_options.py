@@ -15,7 +15,7 @@ from tikv_br.cluster.timestamps import MAX_TS, parse_ts
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from tikv_br.cluster.config import EtcdConfig, TlsFiles
+    from tikv_br.cluster.config import ClusterConfig, EtcdConfig, TlsFiles
     from tikv_br.incremental.handover import Start
     from tikv_br.incremental.sinks.open import SinkOptions
     from tikv_br.incremental.sinks.url import Target
@@ -153,7 +153,7 @@ class StartFlags(Flags):
     )
     start_ts: str = flag("", "Start after this time: now, a PD timestamp, a time or an age.", metavar="TS|TIME|now")
 
-    def start(self, storage: backup_flags.StorageFlags) -> Start | None:
+    def start(self, storage: backup_flags.StorageFlags, source: ClusterConfig) -> Start | None:
         """The start; None = not given. Raises `UsageError` for more than one."""
         if sum(map(bool, (self.from_backup, self.from_backup_ts, self.start_ts))) > 1:
             raise UsageError(
@@ -169,11 +169,11 @@ class StartFlags(Flags):
             return FromTs(self.from_backup_ts)
         if self.start_ts == "now":
             return FromNow()
-        return FromTs(parse_ts(self.start_ts, "--start-ts"))
+        return FromTs(parse_ts(self.start_ts, "--start-ts", partial(shared.pd_time, source)))
 
-    def required(self, storage: backup_flags.StorageFlags) -> Start:
+    def required(self, storage: backup_flags.StorageFlags, source: ClusterConfig) -> Start:
         """The start. Raises `UsageError` for none, and for more than one."""
-        start = self.start(storage)
+        start = self.start(storage, source)
         if start is None:
             raise UsageError("the start is missing", hint="Pass --from-backup, --from-backup-ts or --start-ts now.")
         return start

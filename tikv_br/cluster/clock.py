@@ -1,13 +1,18 @@
-"""This machine's clock, compared with PD's timestamps."""
+"""PD's time: the only module that asks this machine's clock about what comes from a cluster or a file.
+
+`tests/unit/test_clocks.py` lists the other uses of this machine's clock, each with its reason.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from tikv_br.cluster.timestamps import physical_ms
+from tikv_br.errors import ClusterError
 
 QUESTIONS = 5
 SUSPICIOUS_SECONDS = 1.0
@@ -19,6 +24,8 @@ LEADER_SECONDS = 60.0
 """Tolerance for changes of PD's leader: each moves timestamps ahead by up to 3 s, until PD's clock catches up."""
 SET_SECONDS = 1.0
 """This machine's clock was set if it has moved by more than this against the monotonic one."""
+MEASURED_SECONDS = 600.0
+"""Seconds for which a difference of clocks counts: they drift, and are corrected in small steps."""
 
 
 class TimestampSource(Protocol):
@@ -58,15 +65,20 @@ def _stands_still(pd: TimestampSource) -> bool:
     return not elapsed / 2 - STALL_SECONDS / 4 < advanced < elapsed + SUSPICIOUS_SECONDS
 
 
-def seconds_now(ahead: float = 0.0) -> int:
+def seconds_now(ahead: float) -> int:
     """Return whole seconds since the epoch, by a clock that this machine's is `ahead` seconds ahead of."""
     return int(time.time() - ahead)
+
+
+def no_clock() -> int:
+    """Stands for PD's time where nothing that is read or written expires."""
+    raise ValueError("a row expires, and no clock of a cluster was passed")
 
 
 class ClusterClock:
     """PD's clock, by which rows expire. Thread-safe.
 
-    The difference to this machine's clock is measured at the first use, and again if this machine's clock was set since.
+    The difference to this machine's clock is measured at the first use, again if this machine's clock was set since, and now and then.
     """
 
     def __init__(self, pd: TimestampSource) -> None:
@@ -74,22 +86,47 @@ class ClusterClock:
         self._lock = threading.Lock()
         self._ahead: float | None = None
         self._set_at = 0.0
+        self._measured = 0.0
 
     @property
     def ahead(self) -> float:
-        """Seconds that this machine's clock is ahead of PD's; negative: behind. Raises `ClusterError` where it is measured."""
+        """Seconds that this machine's clock is ahead of PD's; negative: behind. Raises `ClusterError` if PD does not answer the first time."""
         with self._lock:
-            set_at = time.time() - time.monotonic()
-            if self._ahead is None or abs(set_at - self._set_at) > SET_SECONDS:
-                found = measure_clock(self._pd)
-                # Timestamps that stand still are not PD's time; how far they are ahead of it is not known.
-                moved = found.stalled and -LEADER_SECONDS < found.ahead < 0
-                self._ahead, self._set_at = 0.0 if moved else found.ahead, set_at
-            return self._ahead
+            return self._measure()
 
     def now(self) -> int:
         """PD's time in whole seconds since the epoch. Raises as `ahead`."""
         return seconds_now(self.ahead)
+
+    def shown(self) -> float:
+        """PD's time for a status, in seconds since the epoch; raises as `ahead`. Does not wait for another thread that measures."""
+        known = self._ahead
+        if known is None:
+            known = self.ahead
+        elif self._lock.acquire(blocking=False):
+            try:
+                known = self._measure()
+            finally:
+                self._lock.release()
+        return time.time() - known
+
+    def _measure(self) -> float:
+        now, set_at, known = time.monotonic(), time.time() - time.monotonic(), self._ahead
+        if known is None:
+            known = self._ask()
+        elif abs(moved := set_at - self._set_at) > SET_SECONDS or now - self._measured > MEASURED_SECONDS:
+            known += moved  # PD's clock has not been set: this counts while PD is silent
+            with contextlib.suppress(ClusterError):
+                known = self._ask()
+        else:
+            return known
+        self._ahead, self._set_at, self._measured = known, set_at, now
+        return known
+
+    def _ask(self) -> float:
+        found = measure_clock(self._pd)
+        # Timestamps that stand still are not PD's time; how far they are ahead of it is not known.
+        return 0.0 if found.stalled and -LEADER_SECONDS < found.ahead < 0 else found.ahead
 
     def remark(self) -> str:
         """A sentence about clocks that differ; empty if comparisons allow for the difference. Raises as `ahead`."""

@@ -171,7 +171,10 @@ class Cluster:
 
     def raw(self, keyspace_id: int = 0, fence: Callable[[], object] = lambda: None) -> RawClient:
         """RawKV on one keyspace; keyspaces other than 0 exist in V2 only. For `fence` see `RawClient`."""
-        codec = KeyCodec(self.api_version, keyspace_id)
+        return self.raw_of(KeyCodec(self.api_version, keyspace_id), fence)
+
+    def raw_of(self, codec: KeyCodec, fence: Callable[[], object] = lambda: None) -> RawClient:
+        """As `raw`, with a known codec."""
         return RawClient(self.router, codec, self.cluster_id, fence, self.clock.now)
 
     def flush_timestamps(self) -> None:

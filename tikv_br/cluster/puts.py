@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tikv_br.cluster.clock import seconds_now
+from tikv_br.cluster.clock import no_clock
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_answer
 from tikv_br.cluster.regions import Region
@@ -100,7 +100,7 @@ class ColumnWriter:
         fence: Callable[[], object],
         batch_rows: int = BATCH_ITEMS,
         rate_limit: RateLimit | None = None,
-        now: Callable[[], int] = seconds_now,
+        now: Callable[[], int] = no_clock,
     ) -> None:
         """`context` is that of a request, which takes `batch_rows` at most; for `fence` and `now` see `RawClient`. `rate_limit` is for puts."""
         self._router = router

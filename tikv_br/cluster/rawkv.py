@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tikv_br.cluster.clock import seconds_now
+from tikv_br.cluster.clock import no_clock
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_answer, check_pairs, check_region_error
 from tikv_br.cluster.regions import Region
@@ -59,7 +59,7 @@ class RawClient:
         codec: KeyCodec,
         cluster_id: int,
         fence: Callable[[], object] = lambda: None,
-        now: Callable[[], int] = seconds_now,
+        now: Callable[[], int] = no_clock,
     ) -> None:
         """`fence` is called right before each request that writes, and may raise to stop it.
 

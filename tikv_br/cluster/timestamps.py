@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from tikv_br.errors import UsageError
@@ -63,10 +64,10 @@ def _age(seconds: float) -> str:
     return f"{text} ago" if seconds >= 0 else f"in {text}"
 
 
-def parse_ts(text: str, name: str) -> int:
+def parse_ts(text: str, name: str, now: Callable[[], float] = time.time) -> int:
     """The timestamp of a text: a PD timestamp, a time (in UTC unless it has an offset), or an age such as ``-2m`` or ``2 minutes ago``.
 
-    An age counts from this machine's time. Raises `UsageError`.
+    An age counts from ``now()``: PD's time wherever a PD is given. Raises `UsageError`, and what ``now`` raises.
     """
     text = text.strip()
     if text.isdecimal() and 0 < int(text) <= MAX_TS:
@@ -75,7 +76,7 @@ def parse_ts(text: str, name: str) -> int:
         found = _AGE_FORM.fullmatch(text)
         if found:
             unit = _UNITS[(found[2] or found[4])[0].lower()]
-            moment = datetime.now(UTC) - timedelta(**{unit: int(found[1] or found[3])})
+            moment = datetime.fromtimestamp(now(), UTC) - timedelta(**{unit: int(found[1] or found[3])})
         elif ":" in text:  # a day alone is no time
             moment = datetime.fromisoformat(text.removesuffix(" UTC"))
             moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -66,11 +65,13 @@ class FilesPartition(InputPartition):
     ranges: tuple[KeyRange, ...]
     runs: tuple[tuple[StorageLocation, tuple[FileEntry, ...]], ...] = field(repr=False)
     """The files of the full backup, and of each increment on it."""
+    now: int
+    """Time of the newest backup: rows that expired before it are left out."""
 
 
 @dataclass
 class BackupReader(DataSourceReader):
-    """Reads the rows that a restore would write now. Picklable."""
+    """Reads the rows that were live when the backup was made. Picklable."""
 
     location: StorageLocation
     keyspace_id: int | None
@@ -91,7 +92,9 @@ class BackupReader(DataSourceReader):
                 if codec_of(base.api_version, whole) == codec
                 for part in _cut(whole, [file.start_key for file in base.files])
             )
-            found = [FilesPartition(codec, ranges, _runs(chain, part)) for part, ranges in parts if ranges]
+            found = [
+                FilesPartition(codec, ranges, _runs(chain, part), chain[-1].seconds) for part, ranges in parts if ranges
+            ]
             return [each for each in found if each.runs]
 
     def _codec(self, backup: BackupSet) -> KeyCodec:
@@ -113,13 +116,12 @@ class BackupReader(DataSourceReader):
         """The live rows of a partition, by ascending key. Spark passes another partition if there is none."""
         if not isinstance(partition, FilesPartition):
             return
-        now = int(time.time())
         with with_hints():
             for location, files in partition.runs:
                 for file in files:
                     verify_file_identity(open_store(location), file, etag_counts=False)
             for span in partition.ranges:
-                for rows in StoredRows(partition.runs, MAX_TS, now).batches(span, partition.codec):
+                for rows in StoredRows(partition.runs, MAX_TS, partition.now).batches(span, partition.codec):
                     yield from spark_batches(rows, self.schema)
 
 

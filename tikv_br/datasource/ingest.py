@@ -10,7 +10,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from tikv_br.backupset.files import FileEntry
 from tikv_br.bulk_load.runs import RunsOptions, load_runs, remove_runs, write_runs
-from tikv_br.cluster.clock import seconds_now
 from tikv_br.datasource.options import with_hints
 from tikv_br.datasource.rows import written_rows
 from tikv_br.errors import ClusterFollowed, TargetNotEmpty
@@ -35,15 +34,14 @@ class IngestWriter(DataSourceArrowWriter):
     """
 
     options: RunsOptions
-    ahead: float
-    """Seconds that this machine's clock is ahead of PD's: tasks need not reach PD."""
+    now: int
+    """PD's time when the write began: tasks need not reach PD, and their machines' clocks may differ."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one partition. Raises `UsageError` for nulls, negative TTLs, empty and repeated keys, `StorageError`."""
         with with_hints():
-            now = seconds_now(self.ahead)
-            rows = written_rows(iterator, lambda: now)
-            return Staged(write_runs(self.options, (unexpired(each, now) for each in rows)))
+            rows = written_rows(iterator, lambda: self.now)
+            return Staged(write_runs(self.options, (unexpired(each, self.now) for each in rows)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Ingest the rows of all tasks, in a process of the driver's. Raises `TikvBrError`; the target is unchanged if it is not empty."""

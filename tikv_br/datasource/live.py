@@ -21,7 +21,6 @@ from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.bulk_load.runs import RunsOptions
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.cluster.versions import RAW, WRITES
 from tikv_br.dataflow.plan import plan_intervals
@@ -117,7 +116,7 @@ class TikvDataSource(DataSource):
             with Cluster.connect(config) as cluster:
                 cluster.require(WRITES)
                 codec = _codec(cluster, options.text("keyspace"))
-                ahead = cluster.clock.ahead
+                now = cluster.clock.now()
             if {"ttl", "expire_ts"} & set(schema.names) and not codec.api_version.has_ttl:
                 raise UsageError(
                     "the cluster does not support TTLs (API V1 without storage.enable-ttl)",
@@ -126,7 +125,7 @@ class TikvDataSource(DataSource):
             if staging is not None:
                 allowed = {name: options.flag(name) for name in ("allow_overwrite", "allow_followers")}
                 folder = staging.child(f"ingest-{secrets.token_hex(8)}")
-                return IngestWriter(RunsOptions(config, codec, folder, **allowed), ahead)
+                return IngestWriter(RunsOptions(config, codec, folder, **allowed), now)
             return TikvWriter(config, codec, options.number("concurrency", CONCURRENCY))
 
 
@@ -203,7 +202,7 @@ class TikvReader(DataSourceReader):
             return
         codec = partition.codec
         with with_hints(), Cluster.connect(self.config) as cluster:
-            raw = RawClient(cluster.router, codec, cluster.cluster_id)
+            raw = cluster.raw_of(codec)
             ttls = TtlFetcher(cluster, raw) if self.with_ttl else None
             for span in partition.ranges:
                 for rows in scan_rows(raw, span, ttls):
@@ -253,6 +252,6 @@ class TikvWriter(DataSourceArrowWriter):
         """Put the rows of one partition. Raises `UsageError` for nulls or negative TTLs, `ClusterError`."""
         with with_hints(), Cluster.connect(self.config) as cluster:
             now = cluster.clock.now
-            raw = RawClient(cluster.router, self.codec, cluster.cluster_id, now=now)
+            raw = cluster.raw_of(self.codec)
             done = load_pairs(raw.column_writer(), RowSource(written_rows(iterator, now)), concurrency=self.concurrency)
         return Written(done.total_kvs, done.expired_kvs)

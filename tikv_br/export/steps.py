@@ -122,13 +122,13 @@ def _open_backup(context: ExportContext, sources: MergeSources) -> None:
     )
     if base.api_version.has_ttl and any(may_expire):
         context.reporter(
-            Notice("rows that have expired by this machine's clock are left out: an export of a backup asks no PD")
+            Notice("rows that expired before the backup was made are left out; expire_ts says when others expire")
         )
     context.sources, context.cluster_id = sources, base.cluster_id
     context.backup_ts = sources.newest.backup_ts
     files = tuple((each.store.location, files) for each, files in sources.files(context.ranges))
     ts = sources.window()[1] if sources.increments else 0
-    context.source = BackupSource(StoredRows(files, ts, int(time.time())), codec)
+    context.source = BackupSource(StoredRows(files, ts, sources.newest.seconds), codec)
     context.engine = Engine.of_tasks("merge", "read from a backup", read)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.dataflow.read import StoredRows, scan_rows
 from tikv_br.dataflow.task import try_task
@@ -58,7 +57,7 @@ class ClusterSource:
     def batches(self, span: KeyRange, part: ExportPart, context: TaskContext) -> Iterator[pa.RecordBatch]:
         """The rows of an RPC range, page by page, one page ahead; counts in ``part`` what requests for TTLs show."""
         cluster = context.shared(ClusterPool).get(self.config)
-        raw = RawClient(cluster.router, self.codec, cluster.cluster_id)
+        raw = cluster.raw_of(self.codec)
         ttls = TtlFetcher(cluster, raw) if self.with_ttl else None
         for rows in scan_rows(raw, span, ttls, self.rate_limit):
             if ttls is not None:

@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from tikv_br.cluster.clock import seconds_now
+from tikv_br.cluster.clock import no_clock
 from tikv_br.errors import UsageError
 from tikv_br.formats import columns
 from tikv_br.formats.errors import FormatError, InvalidKeyText
@@ -51,7 +51,7 @@ def _made(count: int, value_size: int, seed: int) -> Iterator[pa.RecordBatch]:
         raise UsageError(str(error)) from None
 
 
-def open_source(path: Path | None, form: str | None = None, now: Callable[[], int] = seconds_now) -> RowSource:
+def open_source(path: Path | None, form: str | None = None, now: Callable[[], int] = no_clock) -> RowSource:
     """Return the pairs of a file by its suffix: .jsonl, .ndjson or .json, .csv, .parquet; None is JSON lines from stdin.
 
     Fields are ``key`` and ``value``, and if present ``expire_ts`` (absolute seconds, 0: never) or ``ttl`` (seconds from ``now``).

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,8 +19,16 @@ from tests.integration.truth.conftest import World, tikv_br
 from tests.support.live_cluster import contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cli.command import CommandPath
+from tikv_br.cli.shared import pd_time
 from tikv_br.cluster import clock, cluster
+from tikv_br.cluster.timestamps import parse_ts, seconds_between
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.handover import FromTs
+from tikv_br.incremental.pipeline import Replicator
+from tikv_br.incremental.sinks.url import TikvTarget
+from tikv_br.incremental.sync import SyncOptions, sync
+from tikv_br.storage.url import parse
 
 LASTING = {b"row%03d" % number: b"value %d" % number for number in range(20)}
 LONG = {b"long%d" % number: b"expires within the two hours" for number in range(20)}
@@ -132,6 +143,59 @@ def test_diff_repairs_rows_with_their_ttls(expiring: World) -> None:
     assert ended.code == 0, ended
     assert ended.last["puts"] == len(ROWS)
     check_target(expiring)
+
+
+@BOTH_WAYS
+@pytest.mark.usefixtures("wrong_clock")
+def test_a_sync_keeps_live_rows_and_deletes_expired_ones(expiring: World, tmp_path: Path) -> None:
+    """By the clock of the target's PD; the lag is by the source's."""
+    expiring.target.raw().batch_put({b"expired": b"older value"})
+    start = expiring.source.cluster.pd.tso()
+    source = expiring.source.raw()
+    for rows, ttl in ((LASTING, 0), (LONG, TTL), ({b"expired": b"newer value"}, 1)):
+        source.batch_put(rows, ttl)
+    options = SyncOptions(
+        changefeed_id="clock",
+        source=expiring.source.config,
+        target=TikvTarget(expiring.target.config.pd, ""),
+        state=parse(f"local://{tmp_path}/state"),
+        scratch=tmp_path,
+        start=FromTs(start),
+        feed=FeedOptions(hold_back=3),
+    )
+    stop, running = threading.Event(), list[Replicator]()
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(sync, options, stop, running.append)
+        try:
+            eventually(lambda: done.done() or (bool(running) and contents(expiring.target) == ROWS))
+            lags = [each.status().checkpoint_lag for each in running]
+        finally:
+            stop.set()
+        assert done.result() is not None
+    assert 0 <= lags[0] < 60
+    check_target(expiring)
+
+
+@BOTH_WAYS
+@pytest.mark.usefixtures("wrong_clock")
+def test_an_age_counts_back_from_the_time_of_pd(expiring: World) -> None:
+    """Not from this machine's."""
+    before = expiring.source.cluster.pd.tso()
+    found = parse_ts("-10m", "--until", partial(pd_time, expiring.target.config))
+    assert 590 < seconds_between(found, before) < 610
+    ended = expiring.call(("restore", "point"), "--until", "-4h")
+    assert ended.code != 0
+    assert "outside the restorable window" in ended.err
+
+
+@BOTH_WAYS
+@pytest.mark.usefixtures("wrong_clock")
+def test_an_export_of_a_backup_has_the_rows_of_its_time(expiring: World, tmp_path: Path) -> None:
+    """Rows that have expired since are in it, with their expiry; whatever this machine's clock shows."""
+    ended = expiring.call(("export", "raw", "--from-backup"), exported=str(tmp_path))
+    assert ended.code == 0, ended
+    text = "".join(path.read_text() for path in tmp_path.glob("part-*"))
+    assert all(key.decode() in text or key.hex() in text for key in LASTING | LONG | SHORT)
 
 
 @BOTH_WAYS

@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 from tikv_br import records
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.lease import PathLease, acquire, break_lease
-from tikv_br.backupset.lease_record import GRACE_SECONDS, Lease, LeaseOwner, newest
+from tikv_br.backupset.lease_record import GRACE_SECONDS, TTL_SECONDS, Lease, LeaseOwner, newest
 from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable, TikvBrError
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.cloud_options import CloudFlags, S3Options
@@ -30,10 +30,12 @@ OFTEN = 0.03
 ELSEWHERE = LeaseOwner("elsewhere", "another machine", 1, 1)
 
 
-def leave(store: ObjectStore, owner: LeaseOwner, seconds: float, number: int = 1) -> None:
-    """Leave a lease of another that ends in so many seconds."""
-    left = Lease("f" * 16, owner, "0123abcd", "backup", int((time.time() + seconds) * 1000))
+def leave(store: ObjectStore, owner: LeaseOwner, seconds: float, number: int = 1, ahead: float = 0.0) -> None:
+    """Leave a lease of another that ends in so many seconds, by a clock that is ``ahead`` of the storage's."""
+    left = Lease("f" * 16, owner, "0123abcd", "backup", int((time.time() + seconds + ahead) * 1000))
     store.put(layout.lease_name(number), records.dump(left))
+    created = time.time() + seconds - TTL_SECONDS
+    os.utime(Path(store.location.path, layout.lease_name(number)), (created, created))
 
 
 def until_lost(held: PathLease, kind: type[TikvBrError] = LeaseLost) -> TikvBrError:
@@ -105,6 +107,22 @@ def test_lease_of_another_machine_ends_by_the_clock(store: ObjectStore, seconds:
     else:
         with pytest.raises(LeaseHeld, match=r"backup by process 1 on elsewhere \(run 0123abcd\)"):
             acquire(store, "backup")
+
+
+@pytest.mark.parametrize(("seconds", "ahead", "free"), [(20, -7200, False), (-5, -7200, False), (-60, -7200, True)])
+def test_lease_of_a_machine_whose_clock_is_behind(store: ObjectStore, seconds: float, ahead: float, free: bool) -> None:
+    """Two hours behind, which is the same as ours two hours ahead: the storage's clock says that it is held."""
+    leave(store, ELSEWHERE, seconds, ahead=ahead)
+    assert newest(store).is_free is free
+    assert [info.name for info in store.list()] == [layout.lease_name(1)]
+
+
+def test_lease_of_a_machine_whose_clock_is_ahead(store: ObjectStore) -> None:
+    """It is kept longer, never less long; --force breaks it."""
+    leave(store, ELSEWHERE, -60, ahead=7200)
+    assert not newest(store).is_free
+    assert break_lease(store, force=True) is not None
+    assert newest(store).is_free
 
 
 def test_lease_of_a_dead_process_is_over_at_once(store: ObjectStore) -> None:

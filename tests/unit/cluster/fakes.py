@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tests.support.http_pd import HttpConnection
 from tests.support.scripted_grpc import Entry, ScriptedServer
 from tests.unit.cluster.http_server import ScriptedHttp
+from tikv_br.cluster.clock import seconds_now
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
@@ -118,7 +119,7 @@ class FakeCluster:
 def client(fake: FakeCluster, version: ApiVersion = ApiVersion.V1, keyspace: int = 0, **changes: object) -> RawClient:
     """A client of a scripted cluster, with changes of its config."""
     cluster = Cluster.connect(fake.config(**changes))
-    return RawClient(cluster.router, KeyCodec(version, keyspace), cluster.cluster_id)
+    return RawClient(cluster.router, KeyCodec(version, keyspace), cluster.cluster_id, now=lambda: seconds_now(0))
 
 
 def pd_http(server: ScriptedHttp) -> PdHttp:

@@ -121,6 +121,7 @@ class Sync:
             safe_point=self.guard,
             options=ReplicateOptions(save_every, patience, state_patience, rate_limit=rate_limit),
             stop=self.stop,
+            clock=time.time,
         )
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -280,6 +281,7 @@ def runs(
                 safe_point=Free(),
                 options=ReplicateOptions(save_every=0.0),
                 stop=stop,
+                clock=time.time,
             )
             with contextlib.suppress(RuntimeError):
                 replicator.run()

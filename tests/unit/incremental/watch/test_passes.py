@@ -32,7 +32,7 @@ def test_a_pass_moves_the_checkpoint_to_its_start() -> None:
     assert passes()[0].problem(300.0) == "the first pass has not finished yet"
     passes.record(FIRST)
     passes.record(SECOND)
-    now = 161.0
+    now += 30.0
     each = passes()[0]
     assert each.status is not None
     assert (each.name, physical_ms(each.status.checkpoint_ts), each.status.written) == ("v1", 130_000, 45)
