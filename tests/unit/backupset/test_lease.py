@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 from tikv_br import records
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.lease import PathLease, acquire, break_lease
-from tikv_br.backupset.lease_record import GRACE_SECONDS, TTL_SECONDS, Lease, LeaseOwner, newest
+from tikv_br.backupset.lease_record import GRACE_SECONDS, TTL_SECONDS, Lease, LeaseOwner, newest, ttl_of
 from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable, TikvBrError
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.cloud_options import CloudFlags, S3Options
@@ -263,7 +263,7 @@ def test_a_storage_that_is_given_up_ends_the_lease_at_once(store: ObjectStore) -
 def test_a_lease_on_s3_outlives_the_outages_that_are_ridden_out() -> None:
     """Else the end of such an outage would find it lost."""
     url = "s3://bucket/p?endpoint=http://127.0.0.1:1&region=r&access-key=a&secret-access-key=s"
-    assert lease.ttl_of(open_store(parse(url, CloudFlags(S3Options(patience=60))))) >= 60 + 3 * lease.RENEW_SECONDS
+    assert ttl_of(open_store(parse(url, CloudFlags(S3Options(patience=60))))) >= 60 + 3 * lease.RENEW_SECONDS
 
 
 def test_a_failure_is_told_though_the_lease_cannot_be_given_back(store: ObjectStore) -> None:

@@ -11,6 +11,7 @@ from tikv_br.cli.backup_flags import StorageFlags
 from tikv_br.cli.changefeed_cmd import check_applies
 from tikv_br.cli.main import run
 from tikv_br.cli.sync_options import StartFlags
+from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.incremental.handover import FromNow, FromTs
 from tikv_br.incremental.sync import SyncOptions
@@ -36,14 +37,14 @@ def test_how_often_the_checkpoint_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_
 )
 def test_start_ts_forms(text: str, start: object) -> None:
     """A PD timestamp, a time with its offset, or now."""
-    assert StartFlags(start_ts=text).start(StorageFlags()) == start
+    assert StartFlags(start_ts=text).start(StorageFlags(), ClusterConfig(("127.0.0.1:1",))) == start
 
 
 @pytest.mark.parametrize("text", ["latest", "0", "yesterday", "2026-05-02"])
 def test_other_start_ts_are_refused(text: str) -> None:
     """Also a time without an offset, which could be of any time zone."""
     with pytest.raises(UsageError, match="--start-ts"):
-        StartFlags(start_ts=text).start(StorageFlags())
+        StartFlags(start_ts=text).start(StorageFlags(), ClusterConfig(("127.0.0.1:1",)))
 
 
 def test_new_settings_of_a_changefeed_must_apply_to_its_sink() -> None:
