@@ -30,7 +30,7 @@ from tikv_br.storage.url import parse
 ROOT = Path(__file__).resolve().parents[2]
 Roots = Callable[[], str]
 MANY = 1000
-CHANGES = 22
+CHANGES = 24
 """Writes and deletions of a prune that removes one index_entry backup."""
 
 

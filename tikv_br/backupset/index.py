@@ -157,16 +157,21 @@ class Index:
         there = self._entries(self._names())
         for ghost in there:
             if ghost.path == entry.path and ghost.id != entry.id:
-                self.remove_entry(ghost.id)
+                self.root.delete(entry_name(ghost.id))  # not its pin: the entry may lie about its path
         self.write_snapshot(other for other in there if other.path != entry.path or other.id == entry.id)
 
     def remove_entry(self, entry_id: str) -> None:
-        """Remove an entry and its pin; the backup itself is not touched. Idempotent."""
+        """Remove an entry, its pin, and last the mark of its removal; the backup itself is not touched. Idempotent."""
         self.root.delete(pin_name(entry_id))
         self.root.delete(entry_name(entry_id))
+        self.root.delete(removal_name(entry_id))
 
     def refresh(self) -> None:
-        self.write_snapshot(self._entries(self._names()))
+        """Write the snapshot, and remove marks of removals without an entry, which nobody follows."""
+        names = self._names()
+        for stale in names.removals - names.entries:
+            self.root.delete(removal_name(stale))
+        self.write_snapshot(self._entries(names))
 
     def write_snapshot(self, entries: Iterable[IndexEntry]) -> None:
         """Write the copy that `read` starts from; missing or surplus entries do no harm."""
@@ -200,8 +205,9 @@ class Index:
         """The ids of all entries, none of them read."""
         return self._names().entries
 
-    def removal_ids(self) -> list[str]:
-        return sorted(self._names().removals)
+    def removal_ids(self) -> frozenset[str]:
+        """The ids of the backups whose removal has begun."""
+        return self._names().removals
 
     def _names(self) -> _Names:
         found: dict[str, set[str]] = {ENTRIES: set(), PINS: set(), REMOVALS: set(), FOLDER: set()}

@@ -104,7 +104,7 @@ def entry_of(path: str, made: Manifest) -> IndexEntry:
     """Return the entry of our backup at ``path``."""
     description, sums = made.description, made.statistics
     return IndexEntry(
-        id=_id(path, made.backupmeta_sha256),
+        id=entry_id(path, made.backupmeta_sha256),
         path=check_name(path),
         engine=description.engine,
         file_format=description.file_format,
@@ -133,7 +133,7 @@ def entry_of_backup(path: str, backup: BackupSet, modified_ms: int) -> IndexEntr
         return entry_of(path, backup.manifest)
     sums, is_raw = backup.totals, backup.key_mode is KeyMode.RAW
     return IndexEntry(
-        id=_id(path, hashlib.sha256(backup.store.get(layout.META)).digest()),
+        id=entry_id(path, hashlib.sha256(backup.store.get(layout.META)).digest()),
         path=check_name(path),
         engine=FOREIGN_ENGINE,
         file_format=backup.file_kind.value,
@@ -161,7 +161,8 @@ def is_drill_path(path: str) -> bool:
     return _DRILL_PATH.fullmatch(path) is not None
 
 
-def _id(path: str, backupmeta_sha256: bytes) -> str:
+def entry_id(path: str, backupmeta_sha256: bytes) -> str:
+    """The id of the backup at a path, by the hash of its `backupmeta`."""
     return hashlib.sha256(backupmeta_sha256 + path.encode()).hexdigest()[:ID_SIZE]
 
 

@@ -21,6 +21,8 @@ LEASE = f"{FOLDER}/lease"
 """Folder of the lease; absent while nobody holds the path."""
 RUN = f"{FOLDER}/run.json"
 """Description of the current run; absent once it is a backup or was discarded."""
+REMOVED = f"{FOLDER}/removed-backupmeta"
+"""Copy of `META` in a backup that is being removed: names its files until they are gone."""
 SST_FOLDER = "sst"
 DATA_FOLDERS = tuple(kind.value for kind in FileKind)
 _ENDINGS = {FileKind.SST: "_default.sst", FileKind.PARQUET: ".parquet"}

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from functools import partial
 
+from tikv_br.backupset import layout
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import THREADS, Index, ListedBackup
-from tikv_br.backupset.index_entry import IndexEntry, is_drill_path
+from tikv_br.backupset.index_entry import IndexEntry, entry_of_backup, is_drill_path
 from tikv_br.backupset.removal import Removal, finish_removal, interrupted_removals, remove
 from tikv_br.backupset.retention import Policy, PruneCandidate, reasons_to_keep
 from tikv_br.cancellation import run_on_threads
-from tikv_br.errors import BackupSetError, LeaseHeld, LeaseLost, UsageError
+from tikv_br.cluster.timestamps import show_time
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupNotFound,
+    BackupSetError,
+    LeaseHeld,
+    LeaseLost,
+    StorageNotRegular,
+    StorageObjectMissing,
+    TikvBrError,
+    UsageError,
+)
+from tikv_br.storage.base import exists
+
+CLOCK_ERROR_MS = 3_600_000
+"""Difference of clocks up to which a backup's own time is believed."""
+_REBUILD = "Run `tikv-br list --rebuild`."
 
 
 def check_deletable(index: Index, listed: ListedBackup) -> None:
@@ -34,7 +55,8 @@ def delete(index: Index, listed: ListedBackup) -> None:
     """Remove one backup, also one whose removal was interrupted. Raises as `check_deletable`, `remove` and `finish_removal`."""
     check_deletable(index, listed)
     entry = listed.entry
-    unfinished = [removal for removal in interrupted_removals(index) if removal.id == entry.id]
+    unfinished = _trusted(index.read(), interrupted_removals(index), frozenset())
+    unfinished = [removal for removal in unfinished if removal.id == entry.id]
     if not any(finish_removal(index, removal) for removal in unfinished) and not remove(index, entry):
         raise UsageError(f"backup {entry.id} was pinned in the meantime", hint=f"Run `tikv-br unpin {entry.id}` first.")
     index.refresh()
@@ -66,6 +88,8 @@ class PrunePlan:
     """Removals to finish first, or to cancel if the backup is still complete."""
     ghosts: tuple[IndexEntry, ...]
     """Entries without a backup at their path; ignored here, removed by `tikv-br list --rebuild`."""
+    refused: tuple[tuple[IndexEntry, BackupSetError | StorageNotRegular], ...] = ()
+    """Entries that do not say what their backup says, or whose backup cannot be read: they are kept, and count as none."""
 
     @property
     def interrupted(self) -> list[Removal]:
@@ -82,27 +106,77 @@ class PrunePlan:
 def plan(index: Index, policy: Policy, *, include_foreign: bool = False) -> PrunePlan:
     """Decide on every backup in the index; nothing is changed.
 
-    Only backups whose `backupmeta` is there count: an entry without one must not push out a backup that exists. Those of
-    other tools are kept, and count for nothing, unless ``include_foreign``.
+    Entries only say where to look: each backup is opened, and what it says itself counts. Those that are not there, or are not
+    what the entry says, must not push out others. Those of other tools are kept, and count for nothing, unless ``include_foreign``.
     """
     removals = interrupted_removals(index)
     listed = index.read()
-    there = run_on_threads(lambda each: index.is_backup(each.entry), listed, THREADS, "prune")
-    present = [each for each, is_there in zip(listed, there, strict=True) if is_there]
-    going = {removal.id for removal in removals}
-    absent = [each.entry for each, is_there in zip(listed, there, strict=True) if not is_there]
+    examine = partial(_examine, index, include_foreign=include_foreign)
+    found = list(zip(listed, run_on_threads(examine, listed, THREADS, "prune"), strict=True))
+    present = [what for _each, what in found if isinstance(what, ListedBackup)]
     reasons = reasons_to_keep(_candidates(present, include_foreign=include_foreign), policy)
+    decisions = tuple(RetentionDecision(each, reasons.get(each.entry.id, ("foreign",))) for each in present)
+    removed = {each.listed.entry.id for each in decisions if not each.keep}
+    parents = _parents(what if isinstance(what, ListedBackup) else each for each, what in found)
+    trusted = _trusted(listed, removals, {parent for child, parent in parents.items() if child not in removed})
+    going = {removal.id for removal in trusted}
     return PrunePlan(
-        decisions=tuple(RetentionDecision(each, reasons.get(each.entry.id, ("foreign",))) for each in present),
-        interrupted_removals=tuple(removals),
-        ghosts=tuple(entry for entry in absent if entry.id not in going),
+        decisions=decisions,
+        interrupted_removals=tuple(trusted),
+        ghosts=tuple(each.entry for each, what in found if what is None and each.entry.id not in going),
+        refused=tuple((each.entry, what) for each, what in found if isinstance(what, TikvBrError)),
     )
+
+
+def _examine(
+    index: Index, listed: ListedBackup, *, include_foreign: bool
+) -> ListedBackup | BackupSetError | StorageNotRegular | None:
+    """The backup of an entry, as its own records describe it; None if there is none, the error if it is another or cannot be read."""
+    entry, store = listed.entry, index.store_of(listed.entry.path)
+    try:
+        if entry.is_foreign and not include_foreign:
+            return listed if exists(store, layout.META) else None
+        written_ms = store.stat(layout.META).modified_ms
+        found = entry_of_backup(entry.path, BackupSet.open_any(store, key_mode=None), written_ms)
+    except (StorageObjectMissing, BackupNotFound):
+        return None
+    except (BackupSetError, StorageNotRegular) as error:
+        return error
+    if found.id != entry.id:
+        return BackupNotFound(f"the backup at {store.location} is not the one in the index", hint=_REBUILD)
+    # By two clocks: of the storage, which wrote it later than it was finished, and of this machine.
+    latest_ms = min(written_ms, time.time() * 1000) + CLOCK_ERROR_MS
+    if found.finished_ms > latest_ms:
+        return BackupDamaged(
+            f"the backup at {store.location} was finished in the future, at {show_time(found.finished_ms)}",
+            hint="Compare the clocks of this machine, of the storage and of the machine that made it.",
+        )
+    return replace(listed, entry=found)
+
+
+def _trusted(listed: Iterable[ListedBackup], marked: Iterable[Removal], needed: AbstractSet[str]) -> list[Removal]:
+    """The removals to finish: those of a backup in the index that is not pinned and, by id, not ``needed`` by others."""
+    known = {each.entry.id: each for each in listed}
+    trusted = []
+    for removal in marked:
+        there = known.get(removal.id)
+        if there is None or there.entry.path != removal.path:
+            why = "the index has no such backup"
+        elif there.pinned:
+            why = "the backup is pinned"
+        elif removal.id in needed:
+            why = "others continue the backup"
+        else:
+            trusted.append(removal)
+            continue
+        log.warning("ignored the mark that %s (%s) is being removed: %s", removal.path, removal.id, why)
+    return trusted
 
 
 def execute(
     index: Index, wanted: PrunePlan, on_removed: Callable[[str, str], None] = lambda _id, _path: None
-) -> list[tuple[IndexEntry, BackupSetError]]:
-    """Carry out the plan; returns the backups that could not be removed, which stay complete.
+) -> list[tuple[IndexEntry, BackupSetError | StorageNotRegular]]:
+    """Carry out the plan; returns the backups that could not be read or removed, which stay as they are.
 
     After an interruption, a `StorageError` or a `LeaseLost` the next prune finishes it. ``on_removed`` gets the id and path of each.
     """
@@ -112,14 +186,18 @@ def execute(
                 on_removed(removal.id, removal.path)
         except LeaseHeld as error:
             log.warning("cannot finish the removal of %s now, the next prune will: %s", removal.path, error.message)
-    failed: list[tuple[IndexEntry, BackupSetError]] = []
+        except LeaseLost:
+            raise
+        except (BackupSetError, StorageNotRegular) as error:
+            log.warning("%s. %s", error.message, error.hint)
+    failed = [(entry, error) for entry, error in wanted.refused if not isinstance(error, BackupNotFound)]
     for entry in wanted.to_remove:
         try:
             if remove(index, entry):
                 on_removed(entry.id, entry.path)
         except LeaseLost:
             raise
-        except BackupSetError as error:
+        except (BackupSetError, StorageNotRegular) as error:
             failed.append((entry, error))
     index.refresh()
     return failed

@@ -41,12 +41,18 @@ def rebuild(index: Index) -> RebuildSummary:
     known = {
         entry_id: index.entry(entry_id) for entry_id in index.ids()
     }  # before the listing: later ones are not touched
+    removals = index.removal_ids()
     found, problems = _examine(index)
     for entry in found.values():
         if known.get(entry.id) != entry:
             index.root.put(entry_name(entry.id), records.dump(entry))
-    stale = [entry_id for entry_id, entry in known.items() if _is_stale(index, entry_id, entry, found, problems)]
-    for entry_id in stale:
+    # An entry whose removal was interrupted stays: without it, no prune would finish the removal.
+    stale = [
+        entry_id
+        for entry_id, entry in known.items()
+        if _is_stale(index, entry_id, entry, found, problems) and (entry is None or entry_id not in removals)
+    ]
+    for entry_id in {*stale, *(removals - known.keys() - found.keys())}:
         index.remove_entry(entry_id)
     index.write_snapshot(found.values())
     return RebuildSummary(len(found), len(found.keys() - known.keys()), len(stale), tuple(problems))

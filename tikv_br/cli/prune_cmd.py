@@ -109,6 +109,8 @@ def _show_plan(flags: PruneFlags, wanted: PrunePlan) -> None:
     ]
     is_carried_out = flags.yes and not flags.dry_run
     flags.out.table(COLUMNS, rows, prose=("because",), drop=("path", "size"), decoration=is_carried_out)
+    for entry, error in wanted.refused:
+        log.warning("%s (%s) is kept, and counts as no backup: %s", entry.path, entry.id, error.message)
     for ghost in wanted.ghosts:
         log.warning("%s (%s) exists only in the index; `tikv-br list --rebuild` removes it", ghost.path, ghost.id)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all
+from tikv_br.backupset import manifest
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.index_entry import IndexEntry, entry_of
 from tikv_br.backupset.manifest import Manifest
@@ -17,7 +18,7 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 
 DAY_MS = 86_400_000
-FIRST_MS = 1_795_256_305_000
+FIRST_MS = 1_755_256_305_000
 
 
 def index_at(folder: Path) -> Index:
@@ -33,9 +34,12 @@ def make_backup(location: StorageLocation, **changes: object) -> Manifest:
 
 
 def shelve(index: Index, path: str, day: int = 0, **changes: object) -> IndexEntry:
-    """A complete backup at ``path``, in the index as one that was finished on that day."""
-    made = make_backup(index.root.location.child(path), **changes)
-    entry = replace(entry_of(path, made), finished_ms=FIRST_MS + day * DAY_MS)
+    """A complete backup at ``path``, in the index, that was finished on that day."""
+    location = index.root.location.child(path)
+    made = make_backup(location, **changes)
+    made = replace(made, statistics=replace(made.statistics, finished_ms=FIRST_MS + day * DAY_MS))
+    manifest.write(open_store(location), made)
+    entry = entry_of(path, made)
     index.add(entry)
     return entry
 

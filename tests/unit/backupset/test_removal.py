@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+import hashlib
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from tests.support.faulty_store import FaultyStore
 from tests.support.ledgers import begin_backup
-from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
+from tests.unit.backupset.shelves import (
+    DAY_MS,
+    FIRST_MS,
+    index_at,
+    index_entry,
+    make_backup,
+    make_foreign,
+    names,
+    shelve,
+)
 from tikv_br import records
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index, entry_name, pin_name, removal_name
-from tikv_br.backupset.index_entry import entry_of_backup
+from tikv_br.backupset.index_entry import entry_id, entry_of_backup
 from tikv_br.backupset.prune import check_deletable, delete, execute, plan
+from tikv_br.backupset.rebuild import rebuild
 from tikv_br.backupset.removal import Removal, finish_removal, interrupted_removals, remove
 from tikv_br.backupset.retention import Policy
+from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupPathInUse,
     LeaseHeld,
+    StorageNotRegular,
     StorageUnreachable,
     UsageError,
 )
@@ -31,10 +48,10 @@ from tikv_br.storage.local import TEMPORARY_PREFIX
 from tikv_br.storage.open import open_store
 
 LAST = Policy(last=1)
-STEPS = 21
-"""Writes that removing one sample backup takes: lease (2), mark, lease, lock, lease, meta, manifest, three files, lease, lock,
-the lease's (4), folder, pin, entry, mark."""
-META_GONE = 7
+STEPS = 23
+"""Writes that removing one sample backup takes: lease (2), mark, lease, copy, lock, lease, meta, manifest, three files, copy, lease,
+lock, the lease's (4), folder, pin, entry, mark."""
+META_GONE = 8
 """After so many of them it is a backup no more."""
 
 
@@ -85,20 +102,22 @@ def paths(index: Index) -> list[str]:
 
 
 def test_order_is_the_reverse_of_writing(index: Index) -> None:
-    """The mark before all; then backupmeta, manifest, files, lock, index entry, and the mark last."""
+    """The mark before all; then backupmeta, manifest, files, the copy that names them, lock, index entry, and the mark last."""
     entry = shelve(index, "a")
     files = BackupSet.open(index.store_of("a")).files
     journal = JournalIndex(index.root)
     assert remove(journal, entry)
     changes = journal.changes
-    assert changes[:4] == [
+    assert changes[:5] == [
         f"put {removal_name(entry.id)}",
+        "put tikv-br/removed-backupmeta",
         "put backup.lock",
         "delete backupmeta",
         "delete tikv-br/manifest.json",
     ]
-    assert sorted(changes[4:7]) == sorted(f"delete {file.name}" for file in files)
-    assert changes[7:] == [
+    assert sorted(changes[5:8]) == sorted(f"delete {file.name}" for file in files)
+    assert changes[8:] == [
+        "delete tikv-br/removed-backupmeta",
         "delete backup.lock",
         *(f"delete tikv-br/lease/0000000{number}.json" for number in (1, 2, 3, 4)),
         "delete a/backup.lock.gone",
@@ -230,6 +249,7 @@ def test_foreign_backup_is_removed_when_asked(index: Index) -> None:
     index.remove_entry(entry.id)
     backup = BackupSet.open(index.store_of("go"))
     index.add(entry_of_backup("go", backup, 1000))
+    os.utime(Path(index.root.location.path, "go/backupmeta"), (1, 1))
     shelve(index, "new", 1)
     assert prune(index, include_foreign=True) == {"go"}
     assert not any(name.startswith("go/") for name in names(index.root))
@@ -330,11 +350,11 @@ def test_replaced_backup_is_not_removed_in_the_place_of_another(index: Index) ->
     assert interrupted_removals(index) == []
 
 
-def test_mark_cannot_lead_out_of_the_root(index: Index) -> None:
+def test_mark_cannot_lead_out_of_the_root(index: Index, caplog: pytest.LogCaptureFixture) -> None:
     """An edited mark does not make prune delete elsewhere."""
     index.root.put(removal_name("0" * 16), records.dump(Removal("0" * 16, "../outside", (), ("x",))))
-    with pytest.raises(BackupDamaged, match="not a valid object name"):
-        interrupted_removals(index)
+    assert interrupted_removals(index) == []
+    assert "not a valid object name" in caplog.text
 
 
 def test_path_that_a_run_works_at_is_left_to_it(index: Index) -> None:
@@ -364,3 +384,184 @@ def test_files_of_a_killed_prune_are_removed_with_the_backup(index: Index, tmp_p
     (tmp_path / "old" / f"{TEMPORARY_PREFIX}half").write_bytes(b"DO NOT")
     assert prune(index) == {"old"}
     assert not (tmp_path / "old").exists()
+
+
+def everything(index: Index) -> dict[str, bytes]:
+    """All objects but those of leases and of the index."""
+    found = names(index.root)
+    return {
+        name: index.root.get(name) for name in found if "/lease/" not in name and not name.startswith("tikv-br-index/")
+    }
+
+
+def forge_removal(index: Index, path: str, listed: tuple[str, ...], meta: bytes = b"") -> str:
+    """A mark as whoever may write to the storage can make it, with the entry and the copy that it needs; returns its id."""
+    forged = entry_id(path, hashlib.sha256(meta).digest())
+    index.root.put(entry_name(forged), records.dump(replace(index_entry(1), id=forged, path=path, finished_ms=1)))
+    index.root.put(removal_name(forged), records.dump(Removal(forged, path, listed, listed)))
+    if meta:
+        index.root.put(f"{path}/{layout.REMOVED}", meta)
+    return forged
+
+
+def forged_meta(*listed: str) -> bytes:
+    """A `backupmeta` that lists files of these names."""
+    message = brpb_pb2.BackupMeta(
+        cluster_id=1, br_version="v1.1.0", is_raw_kv=True,
+        raw_ranges=[brpb_pb2.RawRange(start_key=b"a", end_key=b"z", cf="default")],
+        files=[brpb_pb2.File(name=name, start_key=b"a", end_key=b"z", cf="default", sha256=bytes(32)) for name in listed],
+    )  # fmt: skip
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize("path", ["prod", "prod/sst", "up", "up/prod"])
+def test_a_forged_mark_destroys_no_backup(index: Index, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it lists, and wherever it lies: in a backup, above one, or without an entry of its own."""
+    pinned = shelve(index, "prod", 0)
+    index.pin(pinned)
+    shelve(index, "up/prod", 1, cluster_id=5)
+    victims = sorted(everything(index))
+    before = everything(index)
+    listed = tuple(PurePosixPath(os.path.relpath(name, path)).as_posix() for name in victims if name.startswith(path))
+    forged = forge_removal(index, path, listed)
+    execute(index, plan(index, LAST))
+    assert everything(index) == before
+    index.root.delete(entry_name(forged))
+    index.root.put(removal_name(forged), records.dump(Removal(forged, path, listed, listed)))
+    execute(index, plan(index, LAST))
+    assert everything(index) == before
+    assert f"{forged}) is being removed: the index has no such backup" in caplog.text
+    assert forged not in index.removal_ids()
+
+
+def test_a_forged_copy_names_no_file_of_another_backup(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    """Mark, entry and copy agree, and list the files of a backup in a folder below, or of the one that they lie in, or records."""
+    shelve(index, "up/prod", 0)
+    files = [file.name for file in BackupSet.open(index.store_of("up/prod")).files]
+    deep = files[0].rpartition("/")
+    forge_removal(index, "up", (), forged_meta(*(f"prod/{name}" for name in files)))
+    forge_removal(index, f"up/prod/{deep[0]}", (), forged_meta(deep[2]))
+    forge_removal(index, "record", (), forged_meta("tikv-br/x.sst"))
+    forge_removal(index, "odd", (), forged_meta("notes.txt"))
+    index.root.put("odd/notes.txt", b"mine")
+    index.root.put("record/tikv-br/x.sst", b"mine")
+    before = everything(index)
+    assert len(plan(index, LAST).interrupted_removals) == 4
+    assert execute(index, plan(index, LAST)) == []
+    assert everything(index) == before
+    assert caplog.text.count("which is another backup") == 2
+    assert caplog.text.count("which is no data file") == 2
+
+
+def test_a_backup_that_claims_files_of_another_is_not_removed(index: Index) -> None:
+    """A complete one, with an old date, in the folder above: the policy would remove it."""
+    shelve(index, "up/prod", 1)
+    files = [file.name for file in BackupSet.open(index.store_of("up/prod")).files]
+    meta = forged_meta(*(f"prod/{name}" for name in files))
+    index.root.put("up/backupmeta", meta)
+    os.utime(Path(index.root.location.path, "up/backupmeta"), (1, 1))
+    index.add(entry_of_backup("up", BackupSet.open(index.store_of("up")), 1000))
+    before = everything(index)
+    shelve(index, "other", 9, cluster_id=1)
+    with pytest.raises(BackupDamaged, match="which is another backup"):
+        remove(index, index.find_path("up").entry)
+    assert {name: data for name, data in everything(index).items() if not name.startswith("other/")} == before
+
+
+def test_marks_of_pinned_backups_and_of_parents_are_ignored(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    """Although `backupmeta` is gone, as by an interrupted removal: who deleted it did not have to be a prune."""
+    for path in ("pinned", "full"):
+        entry = shelve(index, path)
+        store = index.store_of(path)
+        index.root.put(removal_name(entry.id), records.dump(Removal(entry.id, path, (), ())))
+        store.put(layout.REMOVED, store.get(layout.META))
+        if path == "pinned":
+            index.root.put(pin_name(entry.id), b"")
+    shelve(index, "next", 1, parent=index.root.location.child("full").redacted())
+    for path in ("pinned", "full"):
+        index.store_of(path).delete(layout.META)
+    before = everything(index)
+    execute(index, plan(index, LAST))
+    assert everything(index) == before
+    assert "the backup is pinned" in caplog.text
+    assert "others continue the backup" in caplog.text
+
+
+def test_entries_from_the_future_push_out_no_backup(index: Index) -> None:
+    """Neither forged entries without a backup, nor those of other ids at its path, nor ones that count a backup anew."""
+    shelve(index, "one", 0)
+    shelve(index, "two", 1)
+    newest = shelve(index, "three", 2)
+    future = FIRST_MS + 10**12
+    for number in range(3):
+        forged = replace(newest, id=f"{number:016x}", path=f"forged-{number}", finished_ms=future + number)
+        index.root.put(entry_name(forged.id), records.dump(forged))
+    wanted = plan(index, Policy(last=3))
+    assert wanted.to_remove == []
+    assert len(wanted.ghosts) == 3
+    forged = replace(newest, id="f" * 16, path="one", finished_ms=future)
+    index.root.put(entry_name(forged.id), records.dump(forged))
+    wanted = plan(index, Policy(last=1))
+    assert [entry.path for entry in wanted.to_remove] == ["two"]
+    ((refused, error),) = wanted.refused
+    assert (refused, type(error)) == (forged, BackupNotFound)
+
+
+def test_what_an_entry_says_of_its_backup_does_not_count(index: Index) -> None:
+    """Dates and scope are those of the manifest: the newest stays, and the oldest goes."""
+    old, new = shelve(index, "old", 0), shelve(index, "new", 1)
+    for entry, changes in ((old, {"finished_ms": FIRST_MS + 9 * DAY_MS}), (new, {"finished_ms": 5, "scope": "f" * 16})):
+        index.root.put(entry_name(entry.id), records.dump(replace(entry, **changes)))
+    index.root.delete("tikv-br-index/snapshot.json")
+    assert prune(index) == {"old"}
+
+
+def test_backups_that_were_finished_in_the_future_count_as_none(index: Index) -> None:
+    """By their own manifests: compared with the storage's time of `backupmeta`, and with the clock of this machine."""
+    shelve(index, "real", 0)
+    shelve(index, "future", 100_000)
+    shelve(index, "later", 1)
+    os.utime(Path(index.root.location.path, "later/backupmeta"), (FIRST_MS / 1000 - 7200, FIRST_MS / 1000 - 7200))
+    wanted = plan(index, LAST)
+    assert wanted.to_remove == []
+    assert {entry.path for entry, _error in wanted.refused} == {"future", "later"}
+    assert all("finished in the future" in error.message for _entry, error in wanted.refused)
+
+
+def test_a_clock_that_is_behind_removes_less(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine whose clock stands before all backups nothing counts, and nothing goes."""
+    for day in range(3):
+        shelve(index, f"backup-{day}", day)
+    monkeypatch.setattr(time, "time", lambda: FIRST_MS / 1000 - 7200)
+    wanted = plan(index, LAST)
+    assert (wanted.to_remove, len(wanted.refused)) == ([], 3)
+
+
+def test_an_entry_takes_no_pin_of_another_backup(index: Index) -> None:
+    """A forged entry at the path of a new backup has the id of a pinned one."""
+    pinned = shelve(index, "prod", 0)
+    index.pin(pinned)
+    index.root.put(entry_name(pinned.id), records.dump(replace(pinned, path="daily")))
+    index.root.delete("tikv-br-index/snapshot.json")
+    shelve(index, "daily", 1)
+    rebuild(index)
+    assert [each.pinned for each in index.read() if each.entry.path == "prod"] == [True]
+
+
+def test_links_in_place_of_backups_are_not_followed(index: Index, tmp_path: Path) -> None:
+    """A backup elsewhere, that a link below the root leads to, is neither counted nor removed; a linked ledger is not looked into."""
+    outside = index_at(tmp_path.parent / f"{tmp_path.name}-outside")
+    shelve(outside, "victim", 0)
+    entry = replace(shelve(index, "linked", 0))
+    shelve(index, "new", 1)
+    shutil.rmtree(Path(index.root.location.path, "linked"))
+    Path(index.root.location.path, "linked").symlink_to(Path(outside.root.location.path, "victim"))
+    before = everything(outside)
+    ((failed, error),) = execute(index, plan(index, LAST))
+    assert (failed, type(error)) == (entry, StorageNotRegular)
+    assert everything(outside) == before
+    shelve(index, "old", -5)
+    Path(index.root.location.path, "old/tikv-br/ledger").symlink_to(Path(outside.root.location.path))
+    execute(index, plan(index, LAST))
+    assert everything(outside) == before
+    assert not index.is_backup(replace(entry, path="old"))
