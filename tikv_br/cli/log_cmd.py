@@ -241,7 +241,7 @@ def end_log(flags: LogEndFlags) -> None:
         release(source.pd, service_id(flags.log_id))
 
 
-@command("log stop", hidden=True)
+@command("log stop", example="--pd 10.0.0.1:2379 --storage s3://backups/log", hidden=True)
 def stop_log(flags: LogEndFlags) -> None:
     """End a log archive: the former name of `log end`."""
     logger.warning("`log stop` is now `log end`; the next version no longer has the old name")

@@ -63,7 +63,7 @@ class FollowFlags(shared.CommandFlags):
     status: StatusFlags
     storage_flags: backup_flags.StorageFlags
     take_over: bool = flag(
-        False, "End a running process with the same --id and --state-dir, and continue from its checkpoint."
+        False, "End a running process of the same name and state, and continue from its checkpoint."
     )
 
     def options(self, target: Target, patience: float) -> SyncOptions:
