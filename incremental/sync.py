@@ -14,6 +14,7 @@ from tikv_br.archive.maintenance import check_active, state_of
 from tikv_br.archive.records import LogState
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.lease_record import LeaseOwner
+from tikv_br.backupset.rows import sample_keys
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, EtcdConfig
@@ -22,6 +23,7 @@ from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.errors import (
     ClusterError,
+    ClusterUnfit,
     EtcdError,
     LeaseLost,
     RetryBudgetExhausted,
@@ -31,6 +33,7 @@ from tikv_br.errors import (
     SyncStateMismatch,
     UsageError,
 )
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
 from tikv_br.incremental.feed.options import hold_back_for
@@ -82,6 +85,8 @@ class SyncOptions(PipelineOptions):
     """Seconds for which the safe point protects from GC while the sync is down."""
     take_over: bool = False
     """End a running sync with the same id and state, and continue from its checkpoint."""
+    allow_incomplete: bool = False
+    """Start after a backup although the sink lacks its rows."""
     fence: Callable[[], object] = unfenced
     """Called before every write of the sync: rows, checkpoint, safe point at the end. Raises `LeaseLost` if it must not write
     any more."""
@@ -134,7 +139,7 @@ def sync(
             return None
         start_ts = _start_ts(options, cluster, span, checkpoints, subject)
         if isinstance(sink, TikvSink) and checkpoints.load() is None:
-            _warn_if_not_restored(options, sink)
+            _check_restored(options, cluster, codec, sink)
         keeper = stack.enter_context(_protected(cluster, options, start_ts))
         cluster.ingests.register_follower(keeper.service_id, _running(options))
         start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
@@ -219,16 +224,21 @@ def _start_ts(
     return start_ts
 
 
-def _warn_if_not_restored(options: SyncOptions, sink: TikvSink) -> None:
-    """Warn if the sync starts after a backup with rows of which the sink has none."""
-    if not isinstance(options.start, FromBackup) or not sink.is_empty(options.span):
+def _check_restored(options: SyncOptions, cluster: Cluster, codec: KeyCodec, sink: TikvSink) -> None:
+    """Refuse to start after a backup whose rows the sink does not have: a sync copies only later changes.
+
+    A sample of its keys is asked for. Of these, half may have been changed since. Raises `ClusterUnfit`.
+    """
+    if not isinstance(options.start, FromBackup) or options.allow_incomplete:
         return
     backup = BackupSet.open(open_store(options.start.storage))
-    if any(file.total_kvs for file in backup.files):
-        log.warning(
-            "%s is empty, but a sync from a backup copies only later changes: restore %s into it first, or it will lack its rows",
-            sink.place,
-            options.start.storage.redacted(),
+    keys = sample_keys(backup, codec.keyspace_id, options.span, cluster.clock.now())
+    if keys and sink.count(keys) < len(keys) / 2:
+        what = "is empty" if sink.is_empty(options.span) else "has other rows"
+        raise ClusterUnfit(
+            f"{sink.place} {what}: it lacks the rows of the backup at {options.start.storage.redacted()}, after which this sync "
+            "would copy only later changes",
+            hint="Restore the backup into it first. If it is meant to lack them, pass --allow-incomplete.",
         )
 
 

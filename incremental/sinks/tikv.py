@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,10 @@ class TikvSink(Sink):
             raise errors[0]
         self.puts += puts.num_rows
         self.deletes += deletes.num_rows
+
+    def count(self, keys: Sequence[bytes]) -> int:
+        """How many of these user keys the sink has."""
+        return len(self._raw.batch_get(keys))
 
     def is_empty(self, span: KeyRange) -> bool:
         """Whether the sink has no row in a range of user keys."""

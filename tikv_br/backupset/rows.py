@@ -11,6 +11,7 @@ from tikv_br.backupset.coverage import keyspace_codec, keyspaces_in
 from tikv_br.backupset.files import FileEntry, FileKind, FilePair
 from tikv_br.backupset.identity import verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import FormatError, UnsupportedFormat
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, intersection
@@ -103,6 +104,27 @@ def count_fences(store: ObjectStore, file: FileEntry) -> int:
 
     with file_errors(file):
         return sum(int((fences(rows) > 0).sum()) for rows in SstReader(open_file(store, file)).batches())
+
+
+SAMPLE_FILES, SAMPLE_KEYS = 8, 1000
+
+
+def sample_keys(backup: BackupSet, keyspace_id: int, span: KeyRange, now: int) -> list[bytes]:
+    """Some user keys of a keyspace and range, from the smallest files: those of rows that are live at ``now``.
+
+    Raises as `read_rows`.
+    """
+    from tikv_br.formats.rows import live
+
+    codec = chosen_codec(backup, str(keyspace_id) if backup.api_version is ApiVersion.V2 else "")
+    rpc_span, keys = codec.rpc_range(span), list[bytes]()
+    files = [each for each in backup.files if each.total_kvs and not intersection(each.key_range, rpc_span).is_empty]
+    for file in sorted(files, key=lambda each: (each.total_kvs, each.name))[:SAMPLE_FILES]:
+        for rows in read_rows(backup.store, file, codec, intersection(file.key_range, rpc_span)):
+            keys += live(rows, now)["key"][: SAMPLE_KEYS - len(keys)].to_pylist()
+            if len(keys) >= SAMPLE_KEYS:
+                return keys
+    return keys
 
 
 def value_check(codec: KeyCodec, file: FileEntry) -> Callable[[bytes], object] | None:

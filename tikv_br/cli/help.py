@@ -35,7 +35,7 @@ _PANEL_OF = {
 _ADVANCED = {
     "": "cert key skip-version-check s3.* gcs.* azblob.* crypter.* storage-patience send-credentials-to-tikv executor spark-* config "
     "log-level log-file log-format log-id quiet etcd-* sink-ca sink-cert sink-key sink-concurrency sink-batch-size sink-backoff "
-    "sink-patience kafka-patience take-over heartbeat-url heartbeat-url-file textfile on-failure other-ca other-cert other-key target-ca target-cert target-key checkpoint-every scratch-dir "
+    "sink-patience kafka-patience take-over allow-incomplete heartbeat-url heartbeat-url-file textfile on-failure other-ca other-cert other-key target-ca target-cert target-key checkpoint-every scratch-dir "
     "sorter-memory status-every status-key-file no-status-key max-lag hold-back gc-ttl lock-wait lock-patience compression compression-level "
     "file-size safe-interval assume-no-ttl allow-empty allow-inexact allow-loss allow-followers work-storage region-size import-mode file-check "
     "via restamp state concurrency seed from-backup-ts no-resume resume checksum",

@@ -62,9 +62,7 @@ class FollowFlags(shared.CommandFlags):
     feed: FeedFlags
     status: StatusFlags
     storage_flags: backup_flags.StorageFlags
-    take_over: bool = flag(
-        False, "End a running process of the same name and state, and continue from its checkpoint."
-    )
+    take_over: bool = flag(False, "End a running process of the same name and state, and continue from its checkpoint.")
 
     def options(self, target: Target, patience: float) -> SyncOptions:
         """Return the options, with defaults for what the sink of a log does not have. Raises `UsageError`."""
@@ -100,6 +98,7 @@ class SyncFlags(FollowFlags):
         "feed", "How changes are found: feed (TiKV CDC, API V2 only) or diff (repeated comparison, any version)."
     )
     diff: DiffModeFlags
+    allow_incomplete: bool = flag(False, "With --from-backup: start although the sink lacks the rows of the backup.")
 
 
 @command(
@@ -192,7 +191,12 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
         )
     sink, options = flags.sink, flags.options(target, flags.sink.sink_patience)
     replicate = replace(options.replicate, longest_wait=sink.sink_backoff, rate_limit=sink.sink_ratelimit)
-    return replace(options, sink=sink.options(flags.cluster), replicate=replicate)
+    return replace(
+        options,
+        sink=sink.options(flags.cluster),
+        replicate=replicate,
+        allow_incomplete=flags.allow_incomplete,
+    )
 
 
 def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) -> None:

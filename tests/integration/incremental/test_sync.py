@@ -24,7 +24,7 @@ from tikv_br.backupset.lease_record import LeaseOwner
 from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
-from tikv_br.errors import SyncRunning, SyncStateMismatch, UsageError
+from tikv_br.errors import ClusterUnfit, SyncRunning, SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental import handover
@@ -338,17 +338,17 @@ def test_a_log_and_a_sync_have_safe_points_of_their_own_by_default(
         source.cluster.pd.update_service_safe_point(service_id(name), 0, 0)
 
 
-def test_a_sink_without_the_backup_is_warned_of(
-    pair: tuple[LiveCluster, LiveCluster], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A sync after a backup does not copy it; not if the sink has rows, nor when it resumes."""
+def test_a_sink_without_the_backup_is_refused(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
+    """A sync after a backup does not copy it: the sink must have its rows, unless it is said to lack them, or resumed."""
     source, target = pair
-    source.raw().put(b"key", b"value")
+    source.raw().batch_put({b"key%d" % number: b"value" for number in range(9)})
+    source.raw().put(b"gone", b"value", ttl=1)
     place = tmp_path / "backup"
     succeed("backup", "raw", "--pd", source.pd, "-s", str(place), "--executor", "driver", "--safe-interval", "0s")
-    stopped, said = threading.Event(), []
+    stopped = threading.Event()
     stopped.set()
-    for state in ("a", "a", "b"):
+
+    def start(state: str, *, meant: bool = False) -> None:
         asked = SyncOptions(
             changefeed_id=f"unrestored-{state}",
             source=source.config,
@@ -356,14 +356,20 @@ def test_a_sink_without_the_backup_is_warned_of(
             state=parse(f"local://{tmp_path}/{state}"),
             scratch=tmp_path,
             start=FromBackup(parse(f"local://{place}")),
+            allow_incomplete=meant,
         )
-        caplog.clear()
-        if state == "b":
-            target.raw().put(b"key", b"value")
         sync(asked, stopped, lambda _: None)
-        said.append([each for each in caplog.messages if "restore local://" in each])
         source.cluster.pd.update_service_safe_point(service_id(asked.changefeed_id), 0, 0)
-    assert [len(each) for each in said] == [1, 0, 0]
+
+    with pytest.raises(ClusterUnfit, match="is empty"):
+        start("a")
+    target.raw().batch_put({b"other%d" % number: b"value" for number in range(9)})
+    with pytest.raises(ClusterUnfit, match="has other rows"):
+        start("a")
+    start("a", meant=True)
+    start("a")
+    target.raw().batch_put({b"key%d" % number: b"changed since" for number in range(5)})
+    start("b")
 
 
 def test_a_name_that_another_sync_has_is_warned_of(
