@@ -372,6 +372,33 @@ def test_sync(source: LiveCluster, target: LiveCluster, places: dict[str, str], 
         page.run("diff")
 
 
+def test_failover(source: LiveCluster, target: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
+    """A planned switch, writes at B, then A returns with rows of its own and becomes the standby of B."""
+    target.raw().batch_put(ROWS)
+    with Page("failover", tmp_path, **places) as page:
+        page.run("diff")
+        with page.running("sync") as await_message:
+            await_message("status")
+            target.raw().put(b"at b", b"after the switch")
+            eventually(lambda: contents(source) == {**ROWS, b"at b": b"after the switch"}, LONG)
+        source.raw().put(b"only a", b"lost")
+        target.raw().delete(b"key001")
+        lost = page.run("diff", code=60)
+        assert {
+            (bytes.fromhex(each["key"]), each["kind"]) for each in lost.lines if each["message_type"] == "different_key"
+        } == {
+            (b"only a", "only_b"),
+            (b"key001", "only_b"),
+        }
+        page.run("backup raw", "--safe-interval", "0s")
+        page.run("raw delete-range", "--yes")
+        page.run("restore raw")
+        with page.running("sync"):
+            target.raw().put(b"later", b"change")
+            eventually(lambda: contents(source) == contents(target), LONG)
+        assert b"only a" not in contents(source)
+
+
 def test_log(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
     """Written by the command, compacted, continued by the unit, and written by a sync; no lock is left."""
     with Page("log", tmp_path, **places) as page:
