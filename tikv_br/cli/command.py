@@ -10,16 +10,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from tikv_br.cli import help as help_text
+from tikv_br.storage.cloud_options import expand_home
 
 CommandPath = tuple[str, ...]
 """The words that call a command, without the program name."""
@@ -28,6 +31,8 @@ LEADING = "flags before the command"
 REQUIRED: Any = dataclasses.MISSING
 """The default of a flag that must be set."""
 _DECLARATION = "declaration"
+_PLACES = {"FILE", "DIR", "PATH", "URL"}
+"""Placeholders of values that are paths, or may be."""
 Built = TypeVar("Built", bound="Flags")
 Options = TypeVar("Options")
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -234,10 +239,23 @@ def build(flags: type[Built], values: Mapping[str, Any]) -> Built:
     """Flags of the values of a command's parameters."""
     return flags(
         **{
-            name: build(hint, values) if declaration is None else values[parameter_name(name, owner.own[1])]
+            name: build(hint, values)
+            if declaration is None
+            else _expanded(values[parameter_name(name, owner.own[1])], declaration)
             for name, hint, declaration, owner in _fields(flags)
         }
     )
+
+
+def _expanded(value: Any, declaration: _Declaration) -> Any:  # noqa: ANN401 - whatever the flag is
+    """A path with the home directory for ``~``: in config files and variables, and behind ``=``, no shell does that."""
+    if not _PLACES & set(re.findall("[A-Z]+", str(declaration.attributes.get("metavar", "")))):
+        return value
+    if isinstance(value, list):
+        return [_expanded(each, declaration) for each in value]
+    if isinstance(value, Path):
+        return Path(expand_home(str(value)))
+    return expand_home(value) if isinstance(value, str) else value
 
 
 def given(context: typer.Context, name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TextIO
 from tikv_br import retry, run_id
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
+from tikv_br.storage.cloud_options import expand_home
 
 
 class LogLevel(enum.StrEnum):
@@ -152,6 +153,6 @@ def _handler(file: str | None) -> logging.Handler:
     from logging.handlers import WatchedFileHandler  # follows logrotate; its imports are not small
 
     try:
-        return WatchedFileHandler(file, encoding="utf-8")
+        return WatchedFileHandler(expand_home(file), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--log-file {file}: {error.strerror or error}") from None

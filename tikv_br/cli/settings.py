@@ -21,6 +21,7 @@ from tikv_br.cli.command import CommandPath, variable
 from tikv_br.cli.groups import leaves
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
+from tikv_br.storage.cloud_options import expand_home
 
 DEFAULTS = "defaults"
 _TYPE_NAMES = {
@@ -102,7 +103,7 @@ def use_config(context: typer.Context, named: str | None) -> str | None:
 def locate(named: str | None) -> Path | None:
     """The named file, else the user's own if it exists."""
     if named:
-        return Path(named)
+        return Path(expand_home(named))
     path = own_path()
     return path if path.is_file() else None
 

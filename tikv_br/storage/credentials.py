@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.errors import StorageDenied, UsageError
-from tikv_br.storage.cloud_options import DEFAULT_REGION, AzureOptions, GcsOptions, S3Options
+from tikv_br.storage.cloud_options import DEFAULT_REGION, AzureOptions, GcsOptions, S3Options, expand_home
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.url import StorageLocation, is_base64
 
@@ -144,7 +144,7 @@ def gcs_credentials(options: GcsOptions) -> SecretText:
 
 def _key_file(path: str) -> SecretText:
     try:
-        text = Path(path).read_text()
+        text = Path(expand_home(path)).read_text()
         readable = isinstance(json.loads(text), dict)
     except OSError as error:
         raise StorageDenied(f"the GCS credentials file {path} cannot be read: {error.strerror}") from None

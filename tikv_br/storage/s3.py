@@ -12,6 +12,7 @@ from obstore.store import S3Store
 
 from tikv_br.errors import StorageDenied, StorageError, UsageError
 from tikv_br.storage.cloud import CONDITIONAL_CONFLICT, CloudObjectStore
+from tikv_br.storage.cloud_options import expand_home
 from tikv_br.storage.credentials import NO_S3_CREDENTIALS, credential_source, region_of, to_obstore_provider
 from tikv_br.storage.request_failure import MOVED, RequestFailure
 from tikv_br.storage.url import StorageLocation
@@ -126,7 +127,7 @@ def _with_bucket(location: StorageLocation) -> str:
 
 def _authorities(path: str) -> bytes:
     try:
-        pem = Path(path).read_bytes()
+        pem = Path(expand_home(path)).read_bytes()
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
     except OSError as error:
         raise UsageError(f"--s3.ca: cannot read {path}: {error.strerror}") from None

@@ -37,6 +37,7 @@ from tikv_br.storage.cloud_options import (
     check_endpoint,
     check_s3,
     decoded,
+    expand_home,
     public_parameters,
     read_parameters,
 )
@@ -150,8 +151,8 @@ def parse(url: str, flags: CloudFlags | None = None) -> StorageLocation:
         raise UsageError("the storage URL contains a control character")
     if any("\ud800" <= sign <= "\udfff" for sign in url):  # bytes of an argument that are no text
         raise UsageError(NO_TEXT, hint="Rename the directory, or pass a symbolic link to it.")
-    if url.startswith("/"):
-        return _local(url)
+    if (path := expand_home(url)).startswith("/"):
+        return _local(path)
     parts = _split(url)
     match parts.scheme:
         case "local" | "file":

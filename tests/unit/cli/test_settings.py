@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import typer.main
 
+from tikv_br.cli.backup_cmd import RawBackupFlags
+from tikv_br.cli.command import build
 from tikv_br.cli.groups import leaves
 from tikv_br.cli.main import app, run
 from tikv_br.cli.settings import options, variables
@@ -240,3 +242,35 @@ def test_every_command_takes_what_all_take() -> None:
             flag for flag, option in flags.items() if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", option.metavar or "")
         ]
         assert listed == [], f"{path}: say Literal[...], which is checked and completed"
+
+
+def test_home_directory_in_paths(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~`` stands for the home directory in every path, from wherever it comes: no shell expands it in files, variables and behind ``=``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "key").write_text("zz")
+    (tmp_path / "config.toml").write_text('[defaults]\n"crypter.key-file" = "~/key"\n')
+    monkeypatch.setenv("TIKV_BR_STORAGE", "~/backups")
+    assert run(["list", "--config=~/config.toml", "--log-file=~/log"]) == 2
+    assert f"{tmp_path}/key" in capsys.readouterr().err + (tmp_path / "log").read_text()
+    (tmp_path / "config.toml").write_text("")
+    assert run(["list", "--config=~/config.toml"]) == 31
+    assert f"local://{tmp_path}/backups" in capsys.readouterr().err
+    for name, keys in {"gcs.credentials-file": "", "s3.ca": "&region=r&access-key=a&secret-access-key=b"}.items():
+        url = f"{name.partition('.')[0]}://bucket/p?endpoint=https://127.0.0.1:9{keys}"
+        assert run(["list", f"--storage={url}", f"--{name}=~/missing"]) != 0
+        assert f"{tmp_path}/missing" in capsys.readouterr().err
+    assert run(["list", "--storage=gcs://bucket/p?endpoint=http://127.0.0.1:9&credentials-file=~/absent"]) == 21
+    assert f"{tmp_path}/absent" in capsys.readouterr().err
+
+
+def test_placeholders_of_paths() -> None:
+    """Flags whose placeholder is a file, a directory or a URL expand ``~``; others leave it, as keys may begin with it."""
+
+    class Values(dict[str, Any]):
+        def __missing__(self, name: str) -> str:
+            return "~/x"
+
+    flags = build(RawBackupFlags, Values())
+    s3, home = flags.storage_flags.s3, str(Path("~/x").expanduser())
+    assert {s3.ca, flags.storage, flags.cluster.ca, flags.cluster.key, s3.gcs.credentials_file} == {home}
+    assert {s3.region, s3.sse} == {"~/x"}
