@@ -143,8 +143,9 @@ def gcs_credentials(options: GcsOptions) -> SecretText:
 
 
 def _key_file(path: str) -> SecretText:
+    path = expand_home(path)
     try:
-        text = Path(expand_home(path)).read_text()
+        text = Path(path).read_text()
         readable = isinstance(json.loads(text), dict)
     except OSError as error:
         raise StorageDenied(f"the GCS credentials file {path} cannot be read: {error.strerror}") from None
