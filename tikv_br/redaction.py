@@ -7,10 +7,24 @@ import re
 _SECRETS = re.compile(
     r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|password|authorization"
     r"|account[-_]?key|azure_storage_(?:key|sas_key|sas_token)(?==)|(?<!azure_storage_)sas[-_]?(?:token|key)|(?<![\w-])sig(?==)"
-    r"|spark\.[\w.-]*(?:secret|passw|token|credential|access[.-]?key)[\w.-]*"
     r"|(?<![\w.-])--token(?![\w.-])|(?<![\w.-])token(?=['\"]?\s*[=:])"
     r"|(?<![\w.-])(?:--)?crypter\.key(?![\w.-]))['\"]?(?:\s*[=:]\s*['\"]?|\s+))((?:(?:bearer|basic)\s+)?[^\s&'\",}]+)"
 )
+_PAIRS = re.compile(r"([\w.-]*\w)(['\"]?\s*=\s*['\"]?|['\"]?:\s*['\"]?(?=\S))([^\s&'\",}]+)")
+"""Settings with their values, in any notation."""
+_SECRET_WORDS = re.compile(
+    r" (secrets?|pass(?:word|wd|phrase)s?|tokens?|credentials?|sas|jaas|oauthbearer config|user info|connection string"
+    r"|(?:access|account|api|customer|encryption|keystore|master|private|provided|secret|service account|shared|storage|ssl) key) "
+)
+"""Words that make a setting secret: of Spark, of Hadoop's clients of the clouds, of the clouds' own, and of Kafka's clients."""
+_NO_SECRETS = re.compile(
+    r" (algorithm|alias|arn|class|column|endpoint|expiry|file|format|interval|lifetime|location|method|name|path|port|provider|scope|service"
+    r"|strategy|ttl|type|uri|url)s? $"
+)
+"""Last words of settings that describe a secret, and are none."""
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
+_KAFKA_USER_INFO = re.compile(r"(?i)(kafka://)[^\s'\"?]*@")
+"""A password may contain what should be percent-encoded there."""
 _SECRET_URLS = re.compile(
     r"(?i)((?:heartbeat|webhook)[-_]url['\"]?(?:\s*[=:]\s*['\"]?|\s+))(https?://(?:[^\s'\",}]|,(?=[^\s'\"]))+)"
 )
@@ -18,11 +32,35 @@ _SECRET_URLS = re.compile(
 _USER_INFO = re.compile(r"(://)[^/@\s]+@|(?<![\w/])[^\s/@:'\"]+:[^\s/@'\"]+@(?=[\w\[])")
 
 
+def is_secret(setting: str) -> bool:
+    """Whether a setting of this name, such as ``spark.hadoop.fs.s3a.secret.key``, holds a secret."""
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", f" {setting} ")  # keyStorePassword
+    words = re.sub(r"[\W_]+", " ", parts).lower()
+    return bool(_SECRET_WORDS.search(words)) and not _NO_SECRETS.search(words)
+
+
+def _is_secret_pair(pair: re.Match[str]) -> bool:
+    # In prose, a colon follows words such as "credentials", and names of variables.
+    return (bool(re.search("['\"=]", pair[2])) or "." in pair[1]) and is_secret(pair[1])
+
+
+def _mask_pair(pair: re.Match[str]) -> str:
+    if _is_secret_pair(pair):
+        return f"{pair[1]}{pair[2]}***"
+    # The value may be a setting itself: spark-conf=spark.authenticate.secret=…
+    return f"{pair[1]}{pair[2]}{_PAIRS.sub(_mask_pair, pair[3])}"
+
+
 def secrets_in(text: str) -> list[str]:
     """The values that `redact` replaces in key=value pairs; not the user info of URLs."""
-    return [match[2] for pattern in (_SECRETS, _SECRET_URLS) for match in pattern.finditer(text)]
+    found = [match[2] for pattern in (_SECRETS, _SECRET_URLS) for match in pattern.finditer(text)]
+    for pair in _PAIRS.finditer(text):
+        found += [pair[3]] if _is_secret_pair(pair) else secrets_in(pair[3])
+    return found
 
 
 def redact(text: str) -> str:
-    """Replace credentials in URL parameters, key=value pairs and the user info of URLs."""
-    return _USER_INFO.sub(r"\1***@", _SECRET_URLS.sub(r"\1***", _SECRETS.sub(r"\1***", text)))
+    """Replace credentials in URL parameters, key=value pairs, private keys and the user info of URLs."""
+    text = _SECRETS.sub(r"\1***", _PRIVATE_KEY.sub("***", text))
+    text = _SECRET_URLS.sub(r"\1***", _PAIRS.sub(_mask_pair, text))
+    return _USER_INFO.sub(r"\1***@", _KAFKA_USER_INFO.sub(r"\1***@", text))

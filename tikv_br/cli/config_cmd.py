@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import textwrap
 import typing
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ from tikv_br.cli.settings import (
     variables,
 )
 from tikv_br.errors import UsageError
-from tikv_br.redaction import redact
+from tikv_br.redaction import is_secret, redact
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,11 @@ def _shown(flag: str, value: object) -> object:
         return [_shown(flag, each) for each in value]
     if isinstance(value, bool | int | float) or value is None:
         return value
+    setting = str(value).partition("=")[0]
+    if (
+        re.fullmatch(r"[\w.-]+", setting) and is_secret(setting) and setting != value
+    ):  # of Spark: a secret may contain what ends a word
+        return f"{setting}=***"
     return redact(f"{flag}={value}").removeprefix(f"{flag}=")
 
 
