@@ -21,10 +21,22 @@ import pyarrow.compute as pc
 
 from tikv_br.bulk_load.inputs import BATCH_ROWS, FileInput, InputPart, NeedsSpark
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.limits import RowLimits
 from tikv_br.formats.order import key_order
 from tikv_br.progress_events import Reporter
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
-from tikv_br.tasks.inputs import BAD_TTL, EMPTY_KEY, NULL_KEY, NULL_VALUE, Input, missing_column, unmapped_type
+from tikv_br.tasks.inputs import (
+    BAD_TTL,
+    DEFAULT_LIMITS,
+    EMPTY_KEY,
+    LARGE_ROW,
+    LONG_KEY,
+    NULL_KEY,
+    NULL_VALUE,
+    Input,
+    missing_column,
+    unmapped_type,
+)
 from tikv_br.tasks.task import TaskContext
 
 R = TypeVar("R")
@@ -147,7 +159,7 @@ def _threads() -> int:
     return min(os.cpu_count() or 1, MAX_THREADS)
 
 
-def read_runs(files: FileInput, source: Input) -> SortedRuns:
+def read_runs(files: FileInput, source: Input, limits: RowLimits = DEFAULT_LIMITS) -> SortedRuns:
     """Read and sort an input. Raises `NeedsSpark`, `StorageError`."""
     runs = SortedRuns()
     pa.set_memory_pool(
@@ -159,7 +171,7 @@ def read_runs(files: FileInput, source: Input) -> SortedRuns:
         size = 0
         for table in part.read():
             problems: Counter[str] = Counter()
-            rows = _keyed_rows(table, source, problems)
+            rows = _keyed_rows(table, source, problems, limits)
             runs.count(problems)
             buffer += rows
             size += sum(batch.nbytes for batch in rows)
@@ -229,27 +241,33 @@ def _check_bytes(files: FileInput, flag: str, name: str, *, is_key: bool) -> Non
         raise NeedsSpark(f"only Spark maps {kind} to bytes")
 
 
-def _keyed_rows(table: pa.Table, source: Input, problems: Counter[str]) -> list[pa.RecordBatch]:
+def _keyed_rows(table: pa.Table, source: Input, problems: Counter[str], limits: RowLimits) -> list[pa.RecordBatch]:
     """The rows that can be loaded, as ``key``, ``value``, ``ttl`` and ``rank``; the others are counted."""
     key, value = (_bytes_of(table[name]) for name in (source.key_column, source.value_column))
     ttl = _ttl(table[source.ttl_column]) if source.ttl_column else None
     bad = pc.or_kleene(key.is_null(), value.is_null())
     empty = pc.fill_null(pc.equal(pc.binary_length(key), 0), fill_value=False)
     bad = pc.or_(bad, empty)
+    ttl_is_wrong = None
     if ttl is not None:
-        wrong = pc.fill_null(pc.less_equal(ttl, 0), fill_value=True)
-        bad = pc.or_(bad, wrong)
+        ttl_is_wrong = pc.fill_null(pc.less_equal(ttl, 0), fill_value=True)
+        bad = pc.or_(bad, ttl_is_wrong)
+    too_long, too_large = (
+        pc.fill_null(each, fill_value=False) for each in (limits.long_keys(key), limits.large_rows(key, value))
+    )
+    bad = pc.or_(bad, pc.or_(too_long, too_large))
     rank = table[source.order_column] if source.order_column else pa.nulls(table.num_rows, pa.int8())
     ttl = pa.array(np.zeros(table.num_rows, np.int64)) if ttl is None else ttl
     rows = pa.table({"key": key, "value": value, "ttl": ttl, "rank": rank})
     if pc.any(bad).as_py():
         checks = [(NULL_KEY, key.is_null()), (EMPTY_KEY, empty), (NULL_VALUE, value.is_null())]
+        if ttl_is_wrong is not None:
+            checks.append((BAD_TTL, ttl_is_wrong))
         left = bad
-        for problem, mask in checks:
+        for problem, mask in [*checks, (LONG_KEY, too_long), (LARGE_ROW, too_large)]:
             found = pc.and_(left, mask)
             problems[problem] += pc.sum(found).as_py()
             left = pc.and_(left, pc.invert(found))
-        problems[BAD_TTL] += pc.sum(left).as_py()
         rows = rows.filter(pc.invert(bad))
     return [batch for batch in rows.to_batches() if batch.num_rows]
 

@@ -29,6 +29,7 @@ from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.report.facts import counted
 from tikv_br.restore.options import RestoreOptions
@@ -37,6 +38,7 @@ from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.inputs import LARGE_ROW, LONG_KEY
 from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class RunsOptions:
     """A folder for this load only."""
     allow_overwrite: bool = False
     allow_followers: bool = False
+    limits: RowLimits = field(default_factory=RowLimits)
+    """The largest rows that the target's stores accept by puts."""
 
     @property
     def backup(self) -> StorageLocation:
@@ -91,6 +95,8 @@ def write_runs(options: RunsOptions, batches: Iterable[pa.RecordBatch]) -> tuple
 
 def _write_run(options: RunsOptions, batches: Sequence[pa.RecordBatch]) -> FileEntry:
     import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     from tikv_br.formats import columns, parquet
     from tikv_br.formats.kernels.order import compare_neighbours
@@ -101,6 +107,16 @@ def _write_run(options: RunsOptions, batches: Sequence[pa.RecordBatch]) -> FileE
     repeated[0] = False
     if (count := int(np.count_nonzero(repeated))) > 0:
         raise _duplicates(count, keys.take(np.flatnonzero(repeated)[:EXAMPLES]).to_pylist())
+    for problem, mask in (
+        (LONG_KEY, options.limits.long_keys(keys)),
+        (LARGE_ROW, options.limits.large_rows(keys, rows["value"])),
+    ):
+        if count := pc.sum(mask).as_py():
+            key = keys[pc.index(mask, pa.scalar(value=True)).as_py()].as_py()
+            raise UsageError(
+                f"the DataFrame has {counted(count, 'row')} with {problem}, for example {show_key(key)}",
+                hint="Leave such rows out: stores refuse to write and to delete them by puts.",
+            )
     if not keys[0].as_py():
         raise UsageError("a row has an empty key", hint="Correct the DataFrame.")
     with FileWriter(open_store(options.staging), f"{RUNS}/{secrets.token_hex(8)}.parquet") as file:

@@ -25,6 +25,7 @@ from tikv_br.dataflow import path, steps
 from tikv_br.dataflow.engine import Engine
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
@@ -89,6 +90,11 @@ class StageContext(PartitionContext):
     partitions: int = 0  # sort and write
     reread: bool = False
     """True if the sorted rows are needed again after they are counted."""
+
+    @property
+    def limits(self) -> RowLimits:
+        """The largest rows that the target's stores accept by puts."""
+        return self.cluster.row_limits(self.codec)
 
     @property
     def problems(self) -> Counter[str]:
@@ -193,7 +199,7 @@ def start_spark(context: StageContext) -> None:
     )
     context.session_seconds = time.monotonic() - began
     context.frame = read_input(context.session, context.stage.input)
-    context.rows = keyed_rows(context.frame, context.stage.input)
+    context.rows = keyed_rows(context.frame, context.stage.input, context.limits)
 
 
 def sort_rows(context: StageContext) -> None:
@@ -203,7 +209,7 @@ def sort_rows(context: StageContext) -> None:
         from tikv_br.bulk_load.local import read_runs
 
         try:
-            context.runs = read_runs(context.files, context.stage.input)
+            context.runs = read_runs(context.files, context.stage.input, context.limits)
         except NeedsSpark as reason:
             fall_back(context, reason)
         else:
@@ -245,5 +251,5 @@ def check_rows(context: StageContext) -> None:
         raise UsageError("the input has no rows to load", hint="Check the path or glob of --input.")
     if bad:
         folder = f"{stage.bad_rows.rstrip('/')}/{stage.identity(context.options.cluster)}"
-        write_bad_rows(context.frame, stage.input, folder)
+        write_bad_rows(context.frame, stage.input, folder, context.limits)
         context.reporter(Notice(f"{counted(bad, 'row')} cannot be loaded, see {folder}"))

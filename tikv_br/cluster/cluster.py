@@ -29,6 +29,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.limits import ENTRY_OVERHEAD, RowLimits
 from tikv_br.progress_events import Event, Notice, Reporter, silent
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,11 @@ class Cluster:
         As configured when `api_version` was asked. Raises as it.
         """
         return self._store_config.timestamp_age
+
+    def row_limits(self, codec: KeyCodec) -> RowLimits:
+        """The largest rows that the stores accept by puts, by their configuration; an ingest does not check that. Raises as `api_version`."""
+        config = self._store_config
+        return RowLimits(config.max_key_size - len(codec.prefix), config.max_entry_size - ENTRY_OVERHEAD)
 
     @functools.cached_property
     def _store_config(self) -> StoreConfig:

@@ -16,6 +16,7 @@ from tikv_br.cluster.pb import metapb_pb2
 from tikv_br.cluster.pd_http import request_json
 from tikv_br.errors import ApiVersionMismatch, ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import V3_NUMBER, V3_REFUSED, ApiVersion
+from tikv_br.formats.keys.codec import MAX_KEY_SIZE
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 
 THREADS = 16
@@ -85,6 +86,10 @@ class ClusterInfo:
             )
 
 
+MAX_ENTRY_SIZE = 8 << 20
+"""Default of ``raftstore.raft-entry-max-size``."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
     """Settings that stores report at ``/config``."""
@@ -92,6 +97,10 @@ class StoreConfig:
     api_version: ApiVersion
     timestamp_age: float
     """Seconds by which a cached timestamp that a store gives to a write may be older than the write; 0 before API V2."""
+    max_key_size: int = MAX_KEY_SIZE
+    """``storage.max-key-size``: bytes of an RPC key up to which it can be put and deleted."""
+    max_entry_size: int = MAX_ENTRY_SIZE
+    """``raftstore.raft-entry-max-size``: bytes of a write as stores replicate it."""
 
 
 def read_config(stores: Sequence[Store], tls: TlsFiles, timeout: float, retry_budget: float = 0.0) -> StoreConfig:
@@ -113,7 +122,12 @@ def read_config(stores: Sequence[Store], tls: TlsFiles, timeout: float, retry_bu
     if len(versions) > 1:
         each = ", ".join(f"store {store_id}: {config.api_version.label}" for store_id, config in sorted(found.items()))
         raise ClusterUnfit(f"the stores disagree on the API version: {each}")
-    return StoreConfig(versions.pop(), max(config.timestamp_age for config in found.values()))
+    return StoreConfig(
+        versions.pop(),
+        max(config.timestamp_age for config in found.values()),
+        min(config.max_key_size for config in found.values()),
+        min(config.max_entry_size for config in found.values()),
+    )
 
 
 def _ask_stores(stores: Sequence[Store], tls: TlsFiles, timeout: float) -> dict[int, StoreConfig]:
@@ -156,7 +170,23 @@ def store_config(store: Store, tls: TlsFiles, timeout: float) -> StoreConfig:
     if not isinstance(storage, dict):
         raise RequestRefused(f"store {store.id} ({store.status_address}): its /config has no storage section")
     version = _api_version(store, storage)
-    return StoreConfig(version, _timestamp_age(config.get("causal-ts")) if version is ApiVersion.V2 else 0.0)
+    raft: Any = config.get("raftstore")
+    return StoreConfig(
+        version,
+        _timestamp_age(config.get("causal-ts")) if version is ApiVersion.V2 else 0.0,
+        _size(storage.get("max-key-size"), MAX_KEY_SIZE),
+        _size(raft.get("raft-entry-max-size") if isinstance(raft, dict) else None, MAX_ENTRY_SIZE),
+    )
+
+
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(B|KiB|MiB|GiB|)")
+
+
+def _size(found: Any, default: int) -> int:  # noqa: ANN401 - from JSON
+    """A size as TiKV writes it, such as ``8MiB`` or a number of bytes; the default for what is none."""
+    match = _SIZE.fullmatch(str(found))
+    return round(float(match[1]) * _UNITS[match[2]]) if match else default
 
 
 def _api_version(store: Store, storage: dict[str, Any]) -> ApiVersion:

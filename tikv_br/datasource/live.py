@@ -116,7 +116,7 @@ class TikvDataSource(DataSource):
             with Cluster.connect(config) as cluster:
                 cluster.require(WRITES)
                 codec = _codec(cluster, options.text("keyspace"))
-                now = cluster.clock.now()
+                now, limits = cluster.clock.now(), cluster.row_limits(codec)
             if {"ttl", "expire_ts"} & set(schema.names) and not codec.api_version.has_ttl:
                 raise UsageError(
                     "the cluster does not support TTLs (API V1 without storage.enable-ttl)",
@@ -125,7 +125,7 @@ class TikvDataSource(DataSource):
             if staging is not None:
                 allowed = {name: options.flag(name) for name in ("allow_overwrite", "allow_followers")}
                 folder = staging.child(f"ingest-{secrets.token_hex(8)}")
-                return IngestWriter(RunsOptions(config, codec, folder, **allowed), now)
+                return IngestWriter(RunsOptions(config, codec, folder, limits=limits, **allowed), now)
             return TikvWriter(config, codec, options.number("concurrency", CONCURRENCY))
 
 

@@ -14,11 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tikv_br.errors import SparkUnavailable, TaskFailed, UsageError
+from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Reporter
 from tikv_br.tasks.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
 from tikv_br.tasks.collector import Collector
 from tikv_br.tasks.executor import POLL_SECONDS, worker
-from tikv_br.tasks.inputs import Input, InputColumns, rank_of
+from tikv_br.tasks.inputs import DEFAULT_LIMITS, Input, InputColumns, rank_of
 from tikv_br.tasks.jobs import by_value, first_cause, spark_job
 from tikv_br.tasks.session import driver_host, spark_context
 from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, is_local
@@ -70,7 +71,7 @@ def read_input(session: SparkSession, source: Input) -> DataFrame:
         return session.read.format(name).options(**options).load(source.path)
 
 
-def keyed_rows(frame: DataFrame, source: Input) -> DataFrame:
+def keyed_rows(frame: DataFrame, source: Input, limits: RowLimits = DEFAULT_LIMITS) -> DataFrame:
     """Return the rows as ``key``, ``value`` (binary), ``ttl`` (bigint), ``rank`` and ``problem``, a text.
 
     ``problem`` is null in all others; with it, ``key`` and ``value`` are null. ``ttl`` is 0 without a TTL column, ``rank`` is the order
@@ -78,7 +79,7 @@ def keyed_rows(frame: DataFrame, source: Input) -> DataFrame:
     """
     from pyspark.sql import functions
 
-    columns = InputColumns.of(frame, source)
+    columns = InputColumns.of(frame, source, limits)
     good = columns.problem.isNull()
     rank = rank_of(frame, source.order_column) if source.order_column else functions.lit(0)
     with _as_usage_errors("cannot map the columns of the input"):
@@ -118,9 +119,9 @@ def kept(frame: DataFrame) -> Iterator[None]:
             frame.unpersist()
 
 
-def write_bad_rows(frame: DataFrame, source: Input, folder: str) -> None:
+def write_bad_rows(frame: DataFrame, source: Input, folder: str, limits: RowLimits = DEFAULT_LIMITS) -> None:
     """Write the rows with a problem to a folder as JSON lines: all columns, and ``_problem``. Replaces the folder."""
-    problem = InputColumns.of(frame, source).problem
+    problem = InputColumns.of(frame, source, limits).problem
     with _as_usage_errors(f"Spark cannot write the bad rows to {folder}"):
         frame.where(problem.isNotNull()).withColumn("_problem", problem).write.mode("overwrite").json(folder)
 

@@ -8,6 +8,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.codec import GROUP
+from tikv_br.formats.limits import RowLimits
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -26,7 +28,12 @@ _FORMATS = {
 NULL_KEY = "null key"
 EMPTY_KEY = "empty key"
 NULL_VALUE = "null value"
+LONG_KEY = "key longer than stores accept"
+LARGE_ROW = "row larger than stores accept"
 BAD_TTL = "TTL is not a positive integer"
+
+
+DEFAULT_LIMITS = RowLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class InputColumns:
     problem: Column
 
     @classmethod
-    def of(cls, frame: DataFrame, source: Input) -> InputColumns:
+    def of(cls, frame: DataFrame, source: Input, limits: RowLimits = DEFAULT_LIMITS) -> InputColumns:
         """Build the expressions for an input. Raises `UsageError`."""
         from pyspark.sql import functions
 
@@ -91,6 +98,10 @@ class InputColumns:
         if source.ttl_column:
             ttl = _ttl(frame, source.ttl_column)
             problem = problem.when(ttl.isNull() | (ttl <= 0), functions.lit(BAD_TTL))
+        size = functions.length(key)
+        problem = problem.when(size > limits.key, functions.lit(LONG_KEY)).when(
+            size + functions.floor(size / GROUP) + functions.length(value) > limits.row, functions.lit(LARGE_ROW)
+        )
         return cls(key, value, ttl, problem)
 
 

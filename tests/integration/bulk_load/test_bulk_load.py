@@ -265,6 +265,23 @@ def test_bad_rows_are_refused(target: LiveCluster, tmp_path: Path, options: Call
     assert not staged(wanted)
 
 
+def test_rows_that_no_client_could_overwrite(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """A key or a row beyond the stores' limits for puts is a bad row, and the largest key below them can be put and deleted."""
+    largest = b"b" * 8192
+    rows = {"a": b"1", "k" * 8193: b"2", largest.decode(): b"3", "c": bytes(8 << 20)}
+    with pytest.raises(UsageError, match="1 with key longer than stores accept, 1 with row larger than stores accept"):
+        bulk_load(options(parquet(tmp_path, id=list(rows), payload=list(rows.values()))))
+    for mode in (Mode.INGEST, Mode.PUT):
+        (tmp_path / mode.value).mkdir()
+        path = parquet(tmp_path / mode.value, id=["a", largest.decode()], payload=[b"1", b"3"])
+        bulk_load(options(path, mode=mode))
+        assert contents(target) == {b"a": b"1", largest: b"3"}
+        target.raw().batch_delete([b"a", largest])
+        assert contents(target) == {}
+
+
 def test_bad_rows_are_collected(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
     """They are in the folder with all their columns, in addition to its files; the others are loaded."""
     folder = tmp_path / "bad"

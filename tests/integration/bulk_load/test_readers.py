@@ -110,6 +110,7 @@ def hidden(folder: Path) -> None:
 
 READ = {
     "csv": text("csv", "id,v\nb,1\na,2\n"),
+    "too long and too large": parquet(id=["a", "k" * 8193, "k" * 8192, "c"], v=["1", "2", "3", "x" * (8 << 20)]),
     "csv, no last line break": text("csv", "id,v\r\nb,1\r\na,2"),
     "csv, quoted": text("csv", 'id,v\n"b, c","1"\na,"x, y"\n', 'id,v\n"c","ä"\n'),
     "csv, empty and quoted empty": text("csv", 'id,v\na,\nb,""\n,1\n"",2\nc,3\n'),

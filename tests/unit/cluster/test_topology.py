@@ -83,6 +83,27 @@ def test_the_oldest_timestamps_of_any_store_count() -> None:
         assert read_config([store(one), store(two, 2)], TlsFiles(), 60.0).timestamp_age == 9.0
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (((4096, "8MiB"), (8192, "16MiB")), (4096, 8 << 20)),
+        (((16384, "1.5MiB"), (16384, 1 << 30)), (16384, 3 << 19)),
+        (((None, None), ("large", {})), (8192, 8 << 20)),
+    ],
+)
+def test_the_smallest_limits_of_any_store_count(
+    settings: tuple[tuple[object, object], ...], expected: tuple[int, int]
+) -> None:
+    """A row must fit where its region may move to; the defaults where a store names none."""
+    with ScriptedHttp() as one, ScriptedHttp() as two:
+        for server, (key, entry) in zip((one, two), settings, strict=True):
+            storage = CONFIGS[ApiVersion.V2] | {"max-key-size": key}
+            document = {"storage": storage, "raftstore": {"raft-entry-max-size": entry}}
+            server.scripts["/config"] = [(200, json.dumps(document).encode())]
+        config = read_config([store(one), store(two, 2)], TlsFiles(), 60.0)
+    assert (config.max_key_size, config.max_entry_size) == expected
+
+
 def test_stores_that_disagree_are_told_one_by_one() -> None:
     """A half-migrated cluster is not worked on."""
     with ScriptedHttp() as one, ScriptedHttp() as two:

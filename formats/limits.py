@@ -1,0 +1,44 @@
+"""The largest rows that stores accept from clients, of columns without an object per row.
+
+Stores check keys and raft entries of puts and deletes, but not of an ingest: a row beyond the limits could be neither overwritten nor
+deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tikv_br.formats.keys.codec import GROUP, MAX_KEY_SIZE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENTRY_OVERHEAD = 256
+"""Bytes that a put has at most in its raft entry besides key, value, and the growth of the key by its encoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """Limits of one keyspace, by default those of stores with default settings."""
+
+    key: int = MAX_KEY_SIZE
+    """Bytes of a user key."""
+    row: int = (8 << 20) - ENTRY_OVERHEAD
+    """Bytes of key and value, and the growth of the key: an eighth."""
+
+    def long_keys(self, keys: pa.LargeBinaryArray | pa.ChunkedArray) -> pa.BooleanArray | pa.ChunkedArray:
+        """Which keys are too long; null for a null."""
+        import pyarrow.compute as pc
+
+        return pc.greater(pc.binary_length(keys), self.key)
+
+    def large_rows(
+        self, keys: pa.LargeBinaryArray | pa.ChunkedArray, values: pa.LargeBinaryArray | pa.ChunkedArray
+    ) -> pa.BooleanArray | pa.ChunkedArray:
+        """Which rows are too large; null for a null."""
+        import pyarrow.compute as pc
+
+        size = pc.binary_length(keys)
+        grown = pc.add(size, pc.divide(size, GROUP))
+        return pc.greater(pc.add(grown, pc.binary_length(values)), self.row)
