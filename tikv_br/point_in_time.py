@@ -101,6 +101,13 @@ def restore_to_point(
     uncertainty = _uncertainty(options)
     if uncertainty:
         reporter(Notice(f"the rows of {timestamps.show_ts(ts, age=False)}: {uncertainty}"))
+    elif not options.ts and (lost := sources.lost()):
+        reporter(
+            Notice(
+                f"the rows of {timestamps.show_ts(ts, age=False)}: that is the last time before the log lacks changes, "
+                f"{lost[0]}; later changes are not restored"
+            )
+        )
     work = temporary_location(options, sources)
     store = open_store(work)
     report: BackupReport | None = None

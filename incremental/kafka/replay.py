@@ -187,7 +187,11 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
             clock=lambda: float(sink.now()),
         )
         running = Replay(replicator, feed, group, url.topic, len(starts))
-        log.info("replaying %s from %s", url.topic, f"ts {feed.start_ts}" if feed.start_ts else "its beginning")
+        resumed = (
+            "the committed offsets of its consumer group" if any(each.record.sink for each in starts.values()) else ""
+        )
+        where = f"ts {feed.start_ts}" if feed.start_ts else resumed or "its beginning"
+        log.info("replaying %s from %s", url.topic, where)
         watch(running)
         replicator.run()
         if feed.has_applied_nothing and not stop.is_set():

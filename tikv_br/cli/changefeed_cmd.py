@@ -25,7 +25,7 @@ from tikv_br.cli.sync_options import (
     SyncRangeFlags,
 )
 from tikv_br.cluster.timestamps import physical_ms, show_time
-from tikv_br.errors import SyncDegraded, UsageError
+from tikv_br.errors import LOG_DEGRADED, SyncDegraded, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.incremental.group.model import ChangefeedInfo, GroupState
@@ -135,9 +135,12 @@ def query(flags: ChangefeedFlags) -> None:
         _show(flags.out, state, flags.changefeed_id, now)
         show_processors(flags.out, state, now, flags.changefeed_id)
     if missed := state.missed(flags.changefeed_id):
+        from tikv_br.incremental.sinks.url import LogTarget, parse
+
         flags.out.flush()
         raise SyncDegraded(
-            f"the sink of changefeed {flags.changefeed_id} lacks rows that no change feed delivers: {'; '.join(missed)}"
+            f"the sink of changefeed {flags.changefeed_id} lacks rows that no change feed delivers: {'; '.join(missed)}",
+            hint=LOG_DEGRADED if isinstance(parse(state.changefeeds[flags.changefeed_id].sink), LogTarget) else None,
         )
 
 

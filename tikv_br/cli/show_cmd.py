@@ -15,7 +15,7 @@ from tikv_br.cli.output import KeyForm, Output, human_bytes, label, picked, quot
 from tikv_br.cli.point_flags import LogSourceFlags
 from tikv_br.cluster.timestamps import show_time, show_ts
 from tikv_br.errors import KeyNotFound, UsageError
-from tikv_br.formats.keys.codec import MAX_KEYSPACE
+from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyMode
 from tikv_br.formats.keys.text import format_key
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _summary(backup: BackupSet) -> dict[str, object]:
     sums = backup.totals
     fields: dict[str, object] = {
         "storage": backup.store.location.redacted(),
-        "made_by": "Go TiKV-BR",
+        "made_by": "Go TiKV-BR" if backup.key_mode is KeyMode.RAW else "TiDB BR",
         "cluster_id": backup.cluster_id,
         "cluster_version": backup.cluster_version,
         "dst_api_version": backup.api_version.label,

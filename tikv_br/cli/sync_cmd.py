@@ -24,7 +24,7 @@ from tikv_br.cli.sync_options import (
     scratch_folder,
 )
 from tikv_br.cli.sync_view import describe, serving, watching
-from tikv_br.errors import SyncDegraded, UsageError
+from tikv_br.errors import LOG_DEGRADED, SyncDegraded, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.incremental.diff_mode import DiffModeOptions, Pass
@@ -201,7 +201,7 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
 
 def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) -> None:
     """Run a sync until stopped. Raises `Terminated` or `Interrupted` then, and as `sync`."""
-    from tikv_br.incremental.sinks.url import StdoutTarget
+    from tikv_br.incremental.sinks.url import LogTarget, StdoutTarget
     from tikv_br.incremental.sync import sync
     from tikv_br.incremental.watch.status import FeedTracker
 
@@ -217,7 +217,8 @@ def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) ->
         _end(out, status, quiet=to_stdout)
         if status.missed:
             raise SyncDegraded(
-                f"the sink of {options.changefeed_id} lacks rows that no change feed delivers: {'; '.join(status.missed)}"
+                f"the sink of {options.changefeed_id} lacks rows that no change feed delivers: {'; '.join(status.missed)}",
+                hint=LOG_DEGRADED if isinstance(options.target, LogTarget) else None,
             )
     if received:
         raise received[0]

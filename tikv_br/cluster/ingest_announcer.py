@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tikv_br import cancellation
 from tikv_br.cluster.ingests import LEASE_SECONDS, Ingest
 from tikv_br.cluster.pd_http import gc_status
+from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import TikvBrError
 from tikv_br.formats.keys.ranges import KeyRange
 
@@ -30,7 +31,8 @@ def foreign_followers(cluster: Cluster) -> list[str]:
     ingests = cluster.ingests
     watching = ingests.followers()
     now = cluster.pd.tso() >> 18
-    services = [each.service for each in gc_status(cluster.pd_http).services if each.expires * 1000 > now]
+    expires = {each.service: each.expires for each in gc_status(cluster.pd_http).services if each.expires * 1000 > now}
+    services = list(expires)
     ours = [
         f"sync, changefeed or log {each.removeprefix(_SYNC_SERVICE)} of an older tikv-br (safe point {each})"
         for each in services
@@ -39,8 +41,19 @@ def foreign_followers(cluster: Cluster) -> list[str]:
     changefeeds = ingests.tikv_cdc()
     theirs = [f"changefeed {each} of TiKV-CDC" for each in changefeeds]
     if not changefeeds:  # it keeps its state in another etcd
-        theirs = [f"TiKV-CDC (safe point {each})" for each in services if each.startswith(_CDC_SERVICE)]
+        theirs = [
+            f"TiKV-CDC (safe point {each}, which expires at {show_time(expires[each] * 1000, age=False)} unless it is renewed)"
+            for each in services
+            if each.startswith(_CDC_SERVICE)
+        ]
     return [*ours, *theirs]
+
+
+def own_followers(cluster: Cluster) -> list[str]:
+    """Syncs, changefeeds and logs of tikv-br that read announcements. Raises `ClusterError`, `EtcdError`."""
+    now = cluster.pd.tso() >> 18
+    live = {each.service for each in gc_status(cluster.pd_http).services if each.expires * 1000 > now}
+    return sorted(each.removeprefix(_SYNC_SERVICE) for each in cluster.ingests.followers() & live)
 
 
 @dataclass

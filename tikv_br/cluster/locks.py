@@ -105,6 +105,8 @@ class LockResolver:
         """Commit ts by start ts of transactions that have ended; 0 = rolled back."""
         self._pushed: set[int] = set()
         self._resolved = 0
+        self._ttl_ms = 0
+        """TTL of the transaction that `_fate` has found alive: that of its primary lock, which its client keeps alive."""
 
     def resolve(self, span: KeyRange, max_ts: int, *, reader_ts: int = 0, patience: float = 0.0) -> LockReport:
         """Resolve the locks with a start ts up to `max_ts` in an RPC range; waits up to `patience` seconds for live transactions to end.
@@ -153,7 +155,7 @@ class LockResolver:
             commit_ts = self._fate(first, reader_ts)
             if commit_ts is None:
                 age = seconds_between(first.lock_version, self._now)
-                live.append(LiveLock(first.key, first.lock_version, first.lock_ttl, age))
+                live.append(LiveLock(first.key, first.lock_version, self._ttl_ms, age))
                 continue
             if first.lock_type == kv.PessimisticLock:
                 self._calls.roll_back_pessimistic(locks)
@@ -166,7 +168,7 @@ class LockResolver:
         """The commit ts of a lock's transaction; 0 if it is rolled back, None if it is alive."""
         if lock.lock_version in self._fates:
             return self._fates[lock.lock_version]
-        is_pessimistic = lock.lock_type == kv.PessimisticLock
+        is_pessimistic, self._ttl_ms = lock.lock_type == kv.PessimisticLock, lock.lock_ttl
         self._now = now = self._tso()  # a ts above PD's would roll back live transactions
         request = kv.CheckTxnStatusRequest(
             primary_key=lock.primary_lock,
@@ -185,6 +187,7 @@ class LockResolver:
             # The lock of an attempt that the transaction has given up: nothing depends on it.
             return 0 if request.rollback_if_not_exist else None
         check_key_error(status.error, "CheckTxnStatus")
+        self._ttl_ms = status.lock_ttl or self._ttl_ms
         if status.lock_info.use_async_commit:
             if not _has_expired(lock.lock_version, status.lock_ttl, now):
                 return None

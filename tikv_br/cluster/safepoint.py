@@ -31,7 +31,7 @@ PROBE_SECONDS = 10.0
 OTHER_GC_HINT = (
     "Nothing that was read since then is complete. Programs that do GC without regard to service safe points are JuiceFS "
     "(gc-interval), others that use client-go's GC, and TiDB once a safe point has expired. Turn their GC off until the backup has "
-    "ended (JuiceFS: gc-interval=0), or give it a longer life time than a backup takes; then start over with --no-resume."
+    "ended (JuiceFS: gc-interval=0), or give it a longer life time than a backup takes; then run the same command again: it starts over."
 )
 """The hint if GC has passed the safe point of a backup."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from tikv_br.archive.coverage import LogGap
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
@@ -131,6 +132,10 @@ class MergeSources:
         if allow_inexact:
             return first, end
         return self.log.inexact_around(self.base.ranges, first)[1], self.log.inexact_around(self.base.ranges, end)[0]
+
+    def lost(self) -> list[LogGap]:
+        """The gaps of the log after the newest backup."""
+        return self.log.lost(self.base.ranges, self.newest.backup_ts) if self.log is not None else []
 
     def check(self, ts: int, *, allow_inexact: bool = False) -> None:
         """Check that a timestamp is in the window and, without `allow_inexact`, in no scan window of the log.

@@ -218,3 +218,10 @@ class SyncDegraded(TikvBrError):
 
     exit_code = 76
     default_hint = "Repair the sink with `tikv-br diff --repair`, or seed it again. Then start with another --id from a timestamp after the ingest."
+
+
+LOG_DEGRADED = (
+    "Take a full backup after the ingest, and start another log from it: `tikv-br log start --from-backup URL` with another --log-id. "
+    "From this log, no time after the ingest can be restored whole; earlier times can."
+)
+"""The hint of `SyncDegraded` for a log archive, which nothing can repair."""

@@ -112,7 +112,8 @@ class ClusterFollowed(ClusterError):
     exit_code = 16
     default_hint = (
         "Stop and remove them, and seed their targets again afterwards. Or write by puts (--mode put), which every follower sees. "
-        "With --allow-followers their targets will lack these rows."
+        "With --allow-followers their targets will lack these rows. The safe point of a changefeed that was removed stays until it "
+        "expires; `tikv-br gc release SERVICE` removes it at once."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from tikv_br import run_id
-from tikv_br.cluster.ingest_announcer import Announcer, foreign_followers, unfinished
+from tikv_br.cluster.ingest_announcer import Announcer, foreign_followers, own_followers, unfinished
 from tikv_br.cluster.timestamps import seconds_between, show_ts
 from tikv_br.errors import (
     ClusterFollowed,
@@ -54,8 +54,20 @@ def check_timestamps(context: RestoreContext) -> None:
 
 
 def check_followers(context: RestoreContext) -> None:
-    """Refuse a target with followers that would not learn of the rows. Raises `ClusterFollowed`."""
-    if not _is_announced(context) or context.options.allow_followers:
+    """Refuse a target with followers that would not learn of the rows. Raises `ClusterFollowed`.
+
+    Those that read announcements do; but if rows keep their timestamps, all that they can do is end.
+    """
+    if not _is_announced(context):
+        return
+    if not context.restamp_reason and (ended := own_followers(context.cluster)):
+        context.reporter(
+            Notice(
+                "rows keep their timestamps, so that no change feed delivers them, and these followers of the cluster will end degraded "
+                f"(exit code 76): {', '.join(ended)}. With --restamp always they get the rows"
+            )
+        )
+    if context.options.allow_followers:
         return
     if found := foreign_followers(context.cluster):
         raise ClusterFollowed(
