@@ -38,6 +38,7 @@ def test_looking_after_transactional_backups(root: str, recorded: Path, tmp_path
     summary = succeed("show", f"{root}/{name}", "--output", "json").last
     assert (summary["key_mode"], summary["total_kvs"], summary["keyspaces"]) == ("txn", len(rows), [1])
     assert summary["crc64xor"]
+    assert summary["made_by"].startswith({"ours": "tikv-br", "theirs": "TiDB BR"}[name])
     files = succeed("show", "-s", root, listed["id"], "--view", "files", "--output", "json").lines
     assert {line["cf"] for line in files} == {"default", "write"}
     for key, value in rows[:: len(rows) // 6]:

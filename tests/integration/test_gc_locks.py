@@ -18,6 +18,7 @@ from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.gc.transactions import resolve_locks
 from tikv_br.gc.worker import ClusterGc, run_round
 
@@ -85,6 +86,17 @@ def test_a_live_transaction_commits_afterwards(txns: Txns, kind: str) -> None:
         held = names[0] if kind == "pessimistic" else names[1]
         request = kv.TxnHeartBeatRequest(primary_lock=txns.key(held), start_version=start_ts, advise_lock_ttl=ALIVE)
         assert txns.call("KvTxnHeartBeat", txns.key(held), request).lock_ttl == ALIVE
+
+
+def test_the_ttl_of_a_live_transaction(txns: Txns) -> None:
+    """It is that of the primary lock, which the client keeps alive, also where only another lock is in the way."""
+    start_ts = txns.prewrite(NAMES[7], NAMES[17], ttl=3000)
+    request = kv.TxnHeartBeatRequest(primary_lock=txns.key(NAMES[7]), start_version=start_ts, advise_lock_ttl=ALIVE)
+    assert txns.call("KvTxnHeartBeat", txns.key(NAMES[7]), request).lock_ttl == ALIVE
+    second = KeyRange(txns.key(NAMES[17]), txns.key(NAMES[17]) + b"\0")
+    (left,) = LockResolver(txns.live.cluster).resolve(second, txns.ts()).live
+    assert (left.key, left.ttl_ms) == (txns.key(NAMES[17]), ALIVE)
+    txns.commit(start_ts, NAMES[7], NAMES[17])
 
 
 def test_a_transaction_that_ends_in_time(txns: Txns) -> None:

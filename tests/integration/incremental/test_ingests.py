@@ -265,6 +265,39 @@ def test_a_restore_stops_when_a_follower_would_not_notice(source: LiveCluster, t
     assert contents(source) == ROWS
 
 
+def test_a_changefeed_that_was_removed(source: LiveCluster, tmp_path: Path) -> None:
+    """The safe point that it left is named with its expiry, and the hint's command removes it: then the restore goes on."""
+    place = damaged(source, tmp_path / "backup")
+    source.cluster.pd.update_service_safe_point("tikvcdc", 3600, source.cluster.pd.tso())
+    with pytest.raises(
+        ClusterFollowed, match=r"\(safe point tikvcdc, which expires at 20..-..-.. ..:..:.. UTC unless"
+    ) as caught:
+        undo(source, place)
+    assert "`tikv-br gc release SERVICE` removes it at once" in caught.value.hint
+    assert tikv_br("gc", "release", "tikvcdc", "--pd", source.pd, "--yes", "--watch", "0s").code == 0
+    undo(source, place)
+    assert contents(source) == ROWS
+
+
+def test_followers_that_will_end_degraded_are_named(source: LiveCluster, tmp_path: Path) -> None:
+    """Only where rows keep their timestamps, and only followers whose safe point is alive."""
+    place, pd = damaged(source, tmp_path / "backup"), source.cluster.pd
+    ingests = source.cluster.ingests
+    for name in ("mine", "gone"):
+        ingests.register_follower(f"tikv-br-sync-{name}")
+    pd.update_service_safe_point("tikv-br-sync-mine", 3600, pd.tso())
+    said: list[str] = []
+    try:
+        undo(source, place, reporter=lambda each: said.append(str(each)))
+        assert not any("degraded" in each for each in said)
+        source.raw().delete_range(EVERY_KEY)
+        undo(source, place, Restamp.NEVER, reporter=lambda each: said.append(str(each)))
+        (warning,) = (each for each in said if "degraded" in each)
+        assert "will end degraded (exit code 76): mine. With --restamp always" in warning
+    finally:
+        pd.update_service_safe_point("tikv-br-sync-mine", 0, 0)
+
+
 @pytest.mark.slow
 def test_an_incremental_backup_refuses_rows_that_keep_their_timestamps(source: LiveCluster, tmp_path: Path) -> None:
     """After a restore with new timestamps the chain continues with its rows; after one that keeps them it is refused."""

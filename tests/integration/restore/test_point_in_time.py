@@ -301,6 +301,15 @@ def test_a_log_with_a_gap_restores_nothing_behind_it(recorded: Recorded, tmp_pat
     log = LogSource(parse(f"local://{tmp_path / 'log'}"), LOG_ID)
     assert MergeSources.open(recorded.full, log).window() == (whole.window()[0], missing.from_ts)
     recorded.check(tmp_path, recorded.full, log, missing.from_ts)
+    said: list[str] = []
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
+        wanted = RestoreOptions(cluster=target.config, storage=recorded.full, dry_run=True)
+        latest = restore_to_point(PointOptions(wanted, log, 0), lambda event: said.append(str(event)))
+    assert latest.ts == missing.from_ts
+    assert any(
+        "the last time before the log lacks changes" in each and "later changes are not restored" in each
+        for each in said
+    )
     place = parse(f"local://{tmp_path / 'merged'}")
     with pytest.raises(LogDamaged, match=str(missing.from_ts)):
         merge_backup(MergeOptions(BackupOptions(recorded.source.config, place), recorded.full, log, missing.to_ts))

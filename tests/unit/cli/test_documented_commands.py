@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ GROUPS = {path[0] for path in COMMANDS if len(path) > 1}
 FLAG = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]")
 NAMES = {"key", "record", "backupmeta"}
 """Words behind `tikv-br` where it is a key that is derived (docs/backup-set.md), and no command."""
+OF_OTHERS: set[str] = set()
+"""Flags of other programs that hints name."""
 EVERYWHERE = {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
 
 
@@ -72,6 +75,30 @@ def test_commands_and_flags_exist(page: Path) -> None:
         assert known is not None, f"there is no command: tikv-br {command}"
         odd = set(FLAG.findall(command)) - known - EVERYWHERE
         assert not odd, f"tikv-br {command}: {', '.join(sorted(odd))}"
+
+
+def hints() -> Iterator[tuple[str, str]]:
+    """The texts of all hints in the source, with the file."""
+    for package in ("tikv_br", "incremental"):
+        for source in sorted((PROJECT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+                value = node.value if isinstance(node, ast.keyword) and node.arg == "hint" else None
+                if isinstance(node, ast.Assign) and any(
+                    getattr(each, "attr", getattr(each, "id", "")).lower().endswith("hint") for each in node.targets
+                ):
+                    value = node.value
+                for each in ast.walk(value) if value is not None else ():
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                        yield source.name, each.value
+
+
+def test_flags_of_hints_exist() -> None:
+    """A flag that a hint names alone, without its command, is one of some command."""
+    known = {flag for command in COMMANDS.values() for param in command.params for flag in param.opts}
+    known |= {flag for command in COMMANDS.values() for param in command.params for flag in param.secondary_opts}
+    found = [(source, flag) for source, text in hints() for flag in FLAG.findall(text)]
+    assert len(found) > 100
+    assert {each for each in found if each[1] not in known | EVERYWHERE | OF_OTHERS} == set()
 
 
 def test_examples_parse() -> None:
