@@ -10,7 +10,16 @@
 #   scripts/test.sh tests/unit/formats -k mce     any arguments of pytest
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unset PYTHONDONTWRITEBYTECODE # else each worker and each process of a test compiles all modules again: a minute and more
+# Without the first each worker and each process of a test compiles all modules again: a minute and more. The others are settings of the person
+# who runs this, as of another Spark; tests start servers and programs which would obey them.
+unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTHONWARNINGS PYTHONIOENCODING PYTEST_ADDOPTS COLUMNS LINES TZ LC_ALL LANG \
+    JAVA_TOOL_OPTIONS _JAVA_OPTIONS JDK_JAVA_OPTIONS ARROW_DEFAULT_MEMORY_POOL PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION CDPATH GREP_OPTIONS POSIXLY_CORRECT
+while IFS= read -r name; do
+    unset "$name"
+done < <(compgen -e | grep -E '^(SPARK_|PYSPARK_|HADOOP_|YARN_|NUMBA_|GRPC_|OMP_|XDG_|TIKV_BR_.*(SERVICE|PORT))' || true)
+umask 022
+[ -n "${HOME:-}" ] || export HOME=/tmp
+export LC_ALL=C.UTF-8
 
 say() { printf '==> %s\n' "$*" >&2; }
 

@@ -65,7 +65,7 @@ def page() -> Iterator[Page]:
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the developer's own settings and credentials out of every test."""
     for name in list(os.environ):
-        if re.match(r"(TIKV_BR_(?!GOLDEN)|AWS_|AZURE_|GOOGLE_)", name):
+        if re.match(r"TIKV_BR_(?!GOLDEN)|AWS_|AZURE_|GOOGLE_|SPARK_|PYSPARK_|HADOOP_|JAVA_TOOL_OPTIONS|XDG_", name):
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere")

@@ -44,6 +44,7 @@ from tikv_br.errors import (
     LeaseLost,
     StorageError,
     StorageUnreachable,
+    UsageError,
 )
 from tikv_br.storage.base import ObjectStore, create_once
 from tikv_br.storage.outage import StorageAway
@@ -58,7 +59,9 @@ log = logging.getLogger(__name__)
 
 
 def check_free(store: ObjectStore) -> None:
-    """Raise `LeaseHeld` when the path is another's."""
+    """Raise `LeaseHeld` when the path is another's, `UsageError` for the root of the file system, where everything would be listed."""
+    if (store.location.scheme, store.location.path) == ("local", "/"):
+        raise UsageError("/ cannot be the path of a backup or an export", hint="Pass the path of a directory below it.")
     found = newest(store)
     if not found.is_free:
         raise _held_error(store, found)

@@ -25,6 +25,7 @@ from tikv_br.cli.groups import leaves
 from tikv_br.cli.help_cmd import complete_words
 from tikv_br.cli.output import picked
 from tikv_br.cli.settings import (
+    CONFIG_NAME,
     DEFAULTS,
     ConfigFile,
     Invocation,
@@ -32,11 +33,11 @@ from tikv_br.cli.settings import (
     kind_of,
     nearest,
     options,
-    own_path,
     probe_context,
     shared_flags,
     variables,
 )
+from tikv_br.environment import CONFIG, needed_user_folder
 from tikv_br.errors import UsageError
 from tikv_br.redaction import is_secret, redact
 
@@ -110,7 +111,7 @@ def init(asked: InitFlags, context: typer.Context) -> None:
     if asked.file == "-":
         asked.out.result("config_file", {"file": "", "text": text}, text.rstrip("\n"))
         return
-    path = Path(asked.file) if asked.file else own_path()
+    path = Path(asked.file) if asked.file else needed_user_folder(CONFIG) / CONFIG_NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
@@ -96,6 +97,15 @@ def configure(
     root.setLevel(logging.WARNING)
     logging.getLogger("tikv_br").setLevel(settings.level.value.upper())
     logging.captureWarnings(capture=True)
+    warnings.formatwarning = _format_warning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """The first line: others are tracebacks of libraries, as numba's about a variable that it cannot parse."""
+    del filename, lineno, line  # of no use to people
+    return f"{category.__name__}: {str(message).partition(chr(10))[0]}"
 
 
 def _outages_on_stderr() -> logging.Handler:

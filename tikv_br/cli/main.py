@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ from tikv_br.cli import log
 from tikv_br.cli.groups import LazyCommand, LazyGroup
 from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
 from tikv_br.cli.settings import Invocation
+from tikv_br.environment import drop_foreign_variables
 from tikv_br.errors import OutputClosed, OutputFailed, TikvBrError, UsageError
 from tikv_br.redaction import redact, secrets_in
 
@@ -123,10 +125,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         pandas_import.keep_out()
     run_id.start()
-    _open_missing_streams()
+    _prepare_streams()
+    ignored = drop_foreign_variables()
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(words, Invocation(has_secrets=bool(secrets_in(" ".join(words)))))
+        return _run(words, Invocation(has_secrets=bool(secrets_in(" ".join(words))), ignored=ignored))
     finally:
         log.reset()
         run_id.end()
@@ -183,11 +186,17 @@ def _fail(error: TikvBrError, *, is_json: bool) -> int:
     return error.exit_code
 
 
-def _open_missing_streams() -> None:
-    """Open /dev/null for standard streams that were closed at the start; Python sets them to None."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - while we live
+def _prepare_streams() -> None:
+    """Open /dev/null for standard streams that were closed at the start, which Python sets to None.
+
+    Characters that the others cannot encode, as if the locale is C, are written as escapes.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - while we live
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

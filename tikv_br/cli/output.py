@@ -18,6 +18,7 @@ import typer
 
 from tikv_br import run_id
 from tikv_br.cli import log, table
+from tikv_br.environment import failure_of_machine
 from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, TikvBrError, UsageError
 from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.ranges import KeyRange
@@ -63,7 +64,7 @@ def failure_of(error: BaseException) -> TikvBrError:
         case KeyboardInterrupt() | typer.Abort():
             return Interrupted("interrupted")
         case _:
-            return TikvBrError(f"unexpected {type(error).__name__}: {_text(error)}")
+            return failure_of_machine(error) or TikvBrError(f"unexpected {type(error).__name__}: {_text(error)}")
 
 
 def _text(error: BaseException) -> str:

@@ -7,7 +7,6 @@ command line takes precedence over its environment variable, then come the comma
 from __future__ import annotations
 
 import difflib
-import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +18,13 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tikv_br.cli.command import CommandPath, variable
 from tikv_br.cli.groups import leaves
+from tikv_br.environment import CONFIG, user_folder
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 from tikv_br.storage.cloud_options import expand_home
 
 DEFAULTS = "defaults"
+CONFIG_NAME = "config.toml"
 _TYPE_NAMES = {
     bool: "true or false",
     int: "a whole number",
@@ -46,6 +47,8 @@ class Invocation:
     """The output format that the config file asks for."""
     has_secrets: bool = False
     """Whether a credential is on the command line."""
+    ignored: Sequence[str] = ()
+    """Messages about environment variables that were ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +107,11 @@ def locate(named: str | None) -> Path | None:
     """The named file, else the user's own if it exists."""
     if named:
         return Path(expand_home(named))
-    path = own_path()
+    folder = user_folder(CONFIG)
+    if folder is None:
+        return None
+    path = folder / CONFIG_NAME
     return path if path.is_file() else None
-
-
-def own_path() -> Path:
-    """The user's own config file, which need not exist."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "tikv-br", "config.toml")
 
 
 def load(path: Path, context: typer.Context, word: str | None = None) -> ConfigFile:
@@ -119,10 +120,12 @@ def load(path: Path, context: typer.Context, word: str | None = None) -> ConfigF
     Raises `UsageError` if it cannot be read or is not TOML.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"config file {path}: {error.strerror or error}", hint="Check --config.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise UsageError(f"config file {path} is not in UTF-8", hint="Save it as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"config file {path}: {error}", hint="See docs/configuration.md.") from None
     root, defaults = context.find_root().command, document.get(DEFAULTS)
     commands = dict(leaves(root, words=None if word is None else {word, *document}))

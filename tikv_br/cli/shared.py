@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from tikv_br.cli import kinds, log, settings
 from tikv_br.cli.command import AroundFlags, Flags, flag
 from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import Output, OutputForm, failure_of
+from tikv_br.environment import STATE, needed_user_folder
 from tikv_br.errors import Interrupted, Terminated, TikvBrError, UsageError
 from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText, read_secret
@@ -50,9 +50,8 @@ def words_of(name: str, command: str) -> tuple[str, ...]:
 
 
 def state_path(*parts: str) -> Path:
-    """A path below tikv-br's directory in the user's state directory."""
-    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(home).expanduser().absolute().joinpath("tikv-br", *parts)
+    """A path below tikv-br's directory in the user's state directory. Raises `UsageError` if there is none."""
+    return needed_user_folder(STATE).joinpath(*parts)
 
 
 # -------------------------------------------------------------------------------------------------- flags of all commands
@@ -73,11 +72,14 @@ def _use_quiet(context: typer.Context, *, quiet: bool) -> bool:
     if not context.resilient_parsing:
         log.configure(quiet=quiet)
         invocation = context.find_object(settings.Invocation)
-        if invocation is not None and invocation.has_secrets:  # here, as this is the last option of logging
+        # Here, as this is the last option of logging.
+        if invocation is not None and invocation.has_secrets:
             logger.warning(
                 "a credential was passed on the command line, where `ps` and the shell history can show it: use a file or an "
                 "environment variable instead"
             )
+        for each in () if invocation is None else invocation.ignored:
+            logger.warning("%s", each)
     return quiet
 
 

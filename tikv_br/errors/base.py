@@ -73,6 +73,13 @@ class SparkWorkerUnfit(TikvBrError):
     default_hint = "Run `tikv-br spark pack FILE` with this Python and pass --spark-archive FILE, or install the same versions on every worker."
 
 
+class MachineUnfit(TikvBrError):
+    """This machine lacks what the command needs, such as memory, open files or a directory for temporary files."""
+
+    exit_code = 56
+    default_hint = "Raise the limits of this process, and check the directories that it uses."
+
+
 class PlaygroundError(TikvBrError):
     """The playground cannot do the operation."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -27,6 +28,7 @@ _MAX_U64 = 2**64 - 1
 _MAX_FIELD = 2**31 - 1
 """Characters of a field of CSV: more than the largest value of a store takes in any format."""
 _MAX_TTL = 2**63  # with the present time added still 64 bits
+_UTF_16 = {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}
 Fields = Mapping[str, object]
 Rows = Iterator[tuple[int, Fields]]  # the number of the line, its fields
 
@@ -75,13 +77,16 @@ def open_source(path: Path | None, form: str | None = None, now: Callable[[], in
 def _stdin() -> IO[str]:
     """Return standard input, read as files are."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
     return sys.stdin
 
 
 def _file_rows(path: Path, rows: Callable[[IO[str]], Rows]) -> Rows:
     try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with path.open("rb") as start:
+            if start.read(2) in _UTF_16:
+                raise UsageError(f"{path} is in UTF-16", hint=f"Convert it: iconv -f UTF-16 -t UTF-8 {path}.")
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             yield from rows(file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -14,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from tikv_br.environment import STATE, user_folder
 from tikv_br.errors import PlaygroundError
 
 STATE_FILE: Final = "state.json"
 LOG_FILE: Final = "playground.log"
 _LOCK_FILE: Final = "lock"
+_log = logging.getLogger(__name__)
 
 
 class Home:
@@ -84,20 +87,32 @@ class Home:
         (self.directory / STATE_FILE).unlink(missing_ok=True)
 
     def register(self) -> None:
-        _registry().mkdir(parents=True, exist_ok=True)
-        write_atomically(self._entry(), json.dumps({"dir": str(self.directory)}))
+        """Put the playground on the user's list. Without a state directory to write to it is not listed."""
+        entry = self._entry()
+        try:
+            if entry is not None:
+                entry.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(entry, json.dumps({"dir": str(self.directory)}))
+        except OSError as error:
+            _log.warning("`playground list` will not show this playground: %s", error)
 
     def unregister(self) -> None:
-        self._entry().unlink(missing_ok=True)
+        """Take the playground off the list."""
+        entry = self._entry()
+        with contextlib.suppress(OSError):
+            if entry is not None:
+                entry.unlink(missing_ok=True)
 
-    def _entry(self) -> Path:
-        return _registry() / f"{hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:16]}.json"
+    def _entry(self) -> Path | None:
+        folder = _registry()
+        return folder and folder / f"{hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:16]}.json"
 
 
 def registered_homes() -> list[Home]:
     """All playgrounds on the list whose directory still exists; other entries are removed."""
     homes = []
-    for entry in sorted(_registry().glob("*.json")):
+    folder = _registry()
+    for entry in sorted(folder.glob("*.json")) if folder else ():
         try:
             home = Home(Path(json.loads(entry.read_text())["dir"]))
         except (ValueError, KeyError, TypeError):  # a damaged entry
@@ -110,9 +125,9 @@ def registered_homes() -> list[Home]:
     return homes
 
 
-def _registry() -> Path:
-    state_home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state_home).expanduser() / "tikv-br" / "playgrounds"
+def _registry() -> Path | None:
+    folder = user_folder(STATE)
+    return folder and folder / "playgrounds"
 
 
 def open_own(path: Path) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import logging
 import os
+import pwd
 import re
+import resource
 import shlex
 import shutil
 import struct
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from tikv_br import pandas_import
+from tikv_br.environment import has_current_folder
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.tasks.jobs import check_reachable, check_workers
 from tikv_br.tasks.settings import LOOPBACK, NO_SETTINGS, SessionPlan, SparkSettings, check_settings, is_local
@@ -33,21 +37,43 @@ MIN_JAVA = 17
 _LAUNCHES = 3  # of a JVM that ends without output
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Variable of a process that spark-submit started, beside a JVM of its own."""
-_LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+_LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 _PYTHON = "PYSPARK_PYTHON"
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_OBEYED = (
+    *(
+        "JAVA_HOME",
+        "JAVA_TOOL_OPTIONS",
+        "_JAVA_OPTIONS",
+        "JDK_JAVA_OPTIONS",
+        "SPARK_SUBMIT_OPTS",
+        _ARGUMENTS,
+        _SUBMITTED,
+    ),
+    *("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS", "SPARK_DIST_CLASSPATH", "SPARK_DAEMON_JAVA_OPTS"),
+    *("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HADOOP_HOME"),
+)
+"""Variables that change how a JVM and Spark start."""
+_CORE = re.compile(r"spark-core_[\d.]+-(.+)\.jar")
+_JVM_FILES = 512
+_NO_CAUSE = re.compile(r"logging level|initialization of VM")
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """This JVM only steers tasks: its better compiler costs more than half of all its processor time, and never pays."""
 
 
 def check_java() -> int:
-    """Return the major version of the Java that Spark will use. Raises `SparkUnavailable` below 17 or without one."""
+    """Return the major version of the Java that Spark will use. Raises `SparkUnavailable` below 17 or without one, and where Spark cannot start."""
+    _check_installation()
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
         raise SparkUnavailable("Java not found: JAVA_HOME is not set and `java` is not on the PATH")
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
+    except subprocess.CalledProcessError as error:
+        raise SparkUnavailable(
+            f"cannot run Java at {java}: {_reason(error.stderr + error.stdout) or error}", hint=_hint()
+        ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise SparkUnavailable(f"cannot run Java at {java}: {error}") from error
     version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
@@ -85,9 +111,50 @@ def spark_context(
         yield context
 
 
+def _check_installation() -> None:
+    """Raise `SparkUnavailable` for what would end the JVM with a message that names no cause."""
+    if was_submitted():
+        return
+    if not has_current_folder():
+        raise SparkUnavailable(
+            "the current directory was removed, and a JVM does not start without",
+            hint="Change to one that exists, then run the command again.",
+        )
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise SparkUnavailable(
+            f"this user (id {os.getuid()}) has no entry in /etc/passwd, and Spark's libraries cannot do without",
+            hint="Add one (in a container: RUN useradd, an entrypoint, or libnss-wrapper), or pass --executor driver, which needs no Spark.",
+        ) from None
+    home = os.environ.get("SPARK_HOME")
+    if not home:
+        return
+    hint = "Unset SPARK_HOME: the Spark that was installed with tikv-br is used then."
+    if not Path(home, "bin", "spark-submit").is_file():
+        raise SparkUnavailable(f"SPARK_HOME={home} has no bin/spark-submit", hint=hint)
+    versions = {
+        match[1] for each in Path(home, "jars").glob("spark-core_*.jar") if (match := _CORE.fullmatch(each.name))
+    }
+    ours = importlib.metadata.version("pyspark")
+    if versions and ours not in versions:
+        raise SparkUnavailable(
+            f"SPARK_HOME={home} is Spark {', '.join(sorted(versions))}, and the pyspark of this Python is {ours}",
+            hint=hint,
+        )
+
+
+def was_submitted() -> bool:
+    """Whether spark-submit started this process. Raises `SparkUnavailable` if the variable that says so is not its own."""
+    port = os.environ.get(_SUBMITTED)
+    if port is not None and not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise SparkUnavailable(f"{_SUBMITTED}={port} is not a port", hint=f"Unset {_SUBMITTED}.")
+    return port is not None
+
+
 def submitted_master() -> str:
     """The master of the spark-submit that has started this process; ``""`` without one."""
-    if _SUBMITTED not in os.environ:
+    if not was_submitted():
         return ""
     from pyspark.java_gateway import launch_gateway
 
@@ -151,7 +218,9 @@ class _Launch:
         try:
             return self._context.result()
         except (Py4JError, PySparkException, OSError) as error:
-            raise SparkUnavailable(f"cannot start Spark on {master}: {_reason(self._log) or error}") from error
+            raise SparkUnavailable(
+                f"cannot start Spark on {master}: {_reason(_output(self._log)) or error}", hint=_hint()
+            ) from error
 
     def end(self) -> None:
         """Stop the session, or cancel its start, and end the JVM."""
@@ -192,11 +261,14 @@ def _launch_jvm(conf: SparkConf, log: IO[bytes]) -> Any:  # noqa: ANN401 - py4j 
 @contextlib.contextmanager
 def _properties_file(properties: dict[str, str]) -> Iterator[None]:
     """Let a JVM that starts in the block read settings from a file of mode 0600, because `ps` shows arguments."""
-    if not properties or _SUBMITTED in os.environ:
+    before = os.environ.get(_ARGUMENTS)
+    try:
+        given = shlex.split(before or "pyspark-shell")
+    except ValueError as error:
+        raise SparkUnavailable(f"{_ARGUMENTS} cannot be parsed: {error}", hint=_hint()) from None
+    if not properties or was_submitted():
         yield
         return
-    before = os.environ.get(_ARGUMENTS)
-    given = shlex.split(before or "pyspark-shell")
     if "--properties-file" in given:
         raise UsageError(
             f"--spark-conf and --spark-archive do not go with a --properties-file in {_ARGUMENTS}",
@@ -223,7 +295,7 @@ def _environment(master: str) -> Iterator[None]:
     """Set what Spark reads from the environment only, for the length of the session."""
     wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable, _PYTHON: os.environ.get(_PYTHON)}
     # Not in spark.driver.extraJavaOptions, which may be the user's.
-    ours = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {_QUICK_COMPILER}"
+    ours = f"{_LOG_OPTION} {_QUICK_COMPILER}"
     wanted["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, (os.environ.get("SPARK_SUBMIT_OPTS"), ours)))
     if is_local(master):
         wanted |= {_PYTHON: sys.executable, "SPARK_LOCAL_IP": LOOPBACK}
@@ -272,12 +344,41 @@ def _stop(context: SparkContext | None, gateway: Any) -> None:  # noqa: ANN401 -
 
 def _tail(log: IO[bytes]) -> str:
     """Return the last 4 KiB of what the JVM wrote."""
+    return _output(log)[-4096:].strip()
+
+
+def _output(log: IO[bytes]) -> str:
+    """Return the last 64 KiB of what the JVM wrote."""
     size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - 4096))
-    return log.read().decode(errors="replace").strip()
+    log.seek(max(0, size - (64 << 10)))
+    return log.read().decode(errors="replace")
 
 
-def _reason(log: IO[bytes]) -> str:
-    """Return the first line of the JVM's output that names an error."""
-    lines = [line.strip() for line in _tail(log).splitlines()]
-    return next((line for line in lines if "Exception" in line or "rror" in line), lines[-1] if lines else "")
+def _reason(output: str) -> str:
+    """Return the first line of a JVM's output that names an error."""
+    lines = [line.strip() for line in output.splitlines()]
+    wrong = (
+        line
+        for line in lines
+        if re.search(r"Exception|[Ee]rror\b|^Unrecognized|^Invalid", line) and not _NO_CAUSE.search(line)
+    )
+    return next(wrong, lines[-1] if lines else "")
+
+
+def _hint() -> str:
+    """What to change if there is a Java and Spark does not start: the variables that both obey, as far as they are set."""
+    found = [name for name in _OBEYED if (value := os.environ.get(name)) and not value.startswith(_LOG_OPTION)]
+    advice = (
+        [
+            f"Check the environment: {', '.join(found)} {'is' if len(found) == 1 else 'are'} set. Unset what belongs to another installation."
+        ]
+        if found
+        else []
+    )
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files < _JVM_FILES:
+        advice.append(f"A process may open {files} files here, too few for a JVM: ulimit -n 4096.")
+    return (
+        " ".join(advice)
+        or "Check --spark-master and --spark-conf, and the memory of this machine; --log-level debug shows the output of Spark. --executor driver needs no Spark."
+    )

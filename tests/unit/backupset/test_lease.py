@@ -18,7 +18,15 @@ from tikv_br import records
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.lease import PathLease, acquire, break_lease
 from tikv_br.backupset.lease_record import GRACE_SECONDS, TTL_SECONDS, Lease, LeaseOwner, newest, ttl_of
-from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable, TikvBrError
+from tikv_br.errors import (
+    BackupDamaged,
+    LeaseHeld,
+    LeaseLost,
+    StorageError,
+    StorageUnreachable,
+    TikvBrError,
+    UsageError,
+)
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.cloud_options import CloudFlags, S3Options
 from tikv_br.storage.open import open_store
@@ -56,6 +64,12 @@ def test_path_is_held_by_one(store: ObjectStore) -> None:
             lease.check_free(store)
     assert list(store.list()) == []
     acquire(store, "backup").release()
+
+
+def test_root_of_the_file_system_is_no_path() -> None:
+    """A backup there would list /proc and everything else; listing the backups below it is allowed."""
+    with pytest.raises(UsageError, match="cannot be the path"):
+        lease.check_free(open_store(parse("/")))
 
 
 def test_one_of_many_gets_a_path(store: ObjectStore) -> None:

@@ -274,3 +274,12 @@ def test_placeholders_of_paths() -> None:
     s3, home = flags.storage_flags.s3, str(Path("~/x").expanduser())
     assert {s3.ca, flags.storage, flags.cluster.ca, flags.cluster.key, s3.gcs.credentials_file} == {home}
     assert {s3.region, s3.sse} == {"~/x"}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
+def test_config_file_of_another_system(end: str, config: Path, capsys: Capture) -> None:
+    """A byte order mark and other line ends are as Windows and old editors write them."""
+    config.write_bytes(b"\xef\xbb\xbf" + f"[defaults]{end}concurrency = 7{end}".encode())
+    assert show(capsys, "backup", "raw", "--config", str(config))["concurrency"][0] == 7
+    config.write_bytes("[defaults]\n".encode("utf-16"))
+    assert "is not in UTF-8" in refusal(capsys, "config", "check", "--config", str(config))

@@ -175,3 +175,34 @@ def test_made_pairs_are_as_many_as_asked_for() -> None:
     assert pairs(made_pairs(1000, 33, 6)) != first
     with pytest.raises(UsageError, match="cannot make"):
         pairs(made_pairs(5, -1, 0))
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte-order-mark"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["lf", "crlf", "cr"])
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("a.csv", [b"key,value", b"k1,v1", b"k2,v2"]),
+        ("a.jsonl", [b'{"key":"6b31","value":"7631"}', b'{"key":"6b32","value":"7632"}']),
+    ],
+)
+def test_files_of_other_systems(
+    name: str, lines: list[bytes], end: bytes, mark: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte order mark is no part of the first name, and lines end as on any system; from a pipe, too."""
+    data = mark + end.join(lines) + end
+    (tmp_path / name).write_bytes(data)
+    expected = [(b"k1", b"v1"), (b"k2", b"v2")]
+    assert pairs(open_source(tmp_path / name)) == expected
+    if name == "a.jsonl":
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+        assert pairs(open_source(None)) == expected
+
+
+def test_utf_16_is_refused(tmp_path: Path) -> None:
+    """As Windows writes it: the message says how to convert it."""
+    path = tmp_path / "a.csv"
+    path.write_bytes("key,value\nk,v\n".encode("utf-16"))
+    with pytest.raises(UsageError, match="UTF-16") as failure:
+        pairs(open_source(path))
+    assert "iconv" in failure.value.hint

@@ -11,7 +11,7 @@ from pyspark import SparkConf
 
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.tasks import session
-from tikv_br.tasks.session import _launch_jvm, check_java, spark_context
+from tikv_br.tasks.session import _launch_jvm, _properties_file, _reason, check_java, spark_context
 from tikv_br.tasks.settings import _master, check_master, is_local
 
 
@@ -103,3 +103,51 @@ def test_no_python_runs_between_fork_and_exec_of_the_jvm(monkeypatch: pytest.Mon
         _launch_jvm(SparkConf(loadDefaults=False), log)
     assert given.keys() == {"stdin", "stdout", "stderr", "env", "process_group"}
     assert given["process_group"] == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "message", "hint"),
+    [
+        ({"SPARK_HOME": "{folder}"}, "has no bin/spark-submit", "Unset SPARK_HOME"),
+        ({"SPARK_HOME": "{folder}/old"}, "is Spark 3.5.1, and the pyspark", "Unset SPARK_HOME"),
+        ({"PYSPARK_GATEWAY_PORT": "abc"}, "PYSPARK_GATEWAY_PORT=abc is not a port", "Unset PYSPARK_GATEWAY_PORT"),
+        ({"JAVA_TOOL_OPTIONS": "-Xnonsense"}, "Unrecognized option: -Xnonsense", "JAVA_TOOL_OPTIONS"),
+    ],
+)
+def test_variables_of_another_installation_are_named(
+    variables: dict[str, str], message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has the cause and the hint the variable, not the advice to install Java."""
+    old = tmp_path / "old"
+    for file in (old / "bin" / "spark-submit", old / "jars" / "spark-core_2.12-3.5.1.jar"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(folder=tmp_path))
+    with pytest.raises(SparkUnavailable, match=message) as failure:
+        check_java()
+    assert hint in failure.value.hint
+    assert "Install Java" not in failure.value.hint
+
+
+def test_submit_arguments_that_cannot_be_parsed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quotation without end, with and without settings of ours."""
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf 'spark.x=1")
+    for properties in ({}, {"spark.y": "2"}):
+        with pytest.raises(SparkUnavailable, match="PYSPARK_SUBMIT_ARGS") as failure, _properties_file(properties):
+            pass
+        assert "PYSPARK_SUBMIT_ARGS is set" in failure.value.hint
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("Error: Unrecognized option: --nonsense\n" + "usage: of many lines\n" * 400, "Error: Unrecognized option"),
+        ("To adjust logging level use sc.setLogLevel, error\nException in thread main\n", "Exception in thread"),
+        ("Error occurred during initialization of VM\nCould not reserve enough space\n", "Could not reserve"),
+        ("", ""),
+    ],
+)
+def test_reason_is_the_line_that_names_it(output: str, reason: str) -> None:
+    """Not the last line of a page of usage, nor a heading."""
+    assert _reason(output).startswith(reason)
