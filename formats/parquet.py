@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +14,8 @@ from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.rows import RowOrder, within
-from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.coding import decode_varint
+from tikv_br.formats.sst.compression import MAX_BLOCK_SIZE, Compression
 from tikv_br.formats.sst.source import RandomAccess, TailCache, read_exactly
 
 Sink = Callable[[bytes], object]
@@ -130,6 +131,12 @@ _READ_BYTES = 8 << 20
 """Bytes asked of the source at once, unless a row group is larger."""
 
 
+_BATCH_BYTES = 64 << 20
+"""Bytes of a batch of rows, about; a few pages more if their rows differ much in size."""
+_OVERHEAD = 64
+"""Bytes of a row in memory besides key and value, at most."""
+
+
 class RowGroup(NamedTuple):
     """Metadata of a row group in the footer."""
 
@@ -147,7 +154,9 @@ class ParquetReader:
     records, and what the source raises. One thread at a time.
     """
 
-    def __init__(self, source: RandomAccess) -> None:
+    def __init__(self, source: RandomAccess, most: int | None = None) -> None:
+        """``most`` are the bytes of keys and values that are recorded of the file: reading ends with `DamagedBytes` if it has more."""
+        self._most, self._seen = most, 0
         self._window = SourceFile(TailCache(source))
         with _Explained():
             self._file = pq.ParquetFile(self._window, page_checksum_verification=True)
@@ -201,7 +210,9 @@ class ParquetReader:
 
     def _group(self, group: int, span: KeyRange) -> Iterator[pa.RecordBatch]:
         names = [name for name in SCHEMA.names if name in self._file.schema_arrow.names]
-        batches = self._file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names, use_threads=False)
+        self._seen = 0
+        size = self._batch_rows(group)
+        batches = self._file.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
         left = self._file.metadata.row_group(group).num_rows
         while True:
             with _Explained():
@@ -209,11 +220,41 @@ class ParquetReader:
             if batch is None:
                 break
             left -= batch.num_rows
+            self._seen += max(batch.nbytes - _OVERHEAD * batch.num_rows, 0)
+            if self._most is not None and self._seen > self._most:
+                raise DamagedBytes(
+                    f"a row group has more than the {self._most:,} bytes of keys and values that are recorded of the file"
+                )
             wanted = within(_as_records(batch), span)
             if wanted.num_rows:
                 yield wanted
         if left:
             raise DamagedBytes(f"row group {group} has {left} rows fewer than the footer says")
+
+    def _batch_rows(self, group: int) -> int:
+        """Rows that need about `_BATCH_BYTES` together, by the headers of the pages: what the footer says of them may be wrong.
+
+        A value that a page has once may be that of every row (dictionaries), or begin every row (DELTA_BYTE_ARRAY). Then rows
+        count with the size of the largest such page.
+        """
+        meta = self._file.metadata.row_group(group)
+        plain = multiplied = 0
+        for number in range(meta.num_columns):
+            column = meta.column(number)
+            if column.path_in_schema not in {"key", "value"}:
+                continue
+            start, length = _column_extent(column)
+            largest = 0
+            for page in page_headers(self._window.view(start, length)):
+                if page.size > MAX_BLOCK_SIZE:
+                    raise DamagedBytes(
+                        f"a page of {page.size:,} bytes, of which a reader takes at most {MAX_BLOCK_SIZE:,}"
+                    )
+                plain += page.size
+                largest = max(largest, page.size if page.is_multiplied else 0)
+            multiplied += largest
+        average = plain // max(meta.num_rows, 1) + multiplied
+        return int(min(max(_BATCH_BYTES // max(average, 1), 1), BATCH_ROWS))
 
     def _may_hold(self, group: int, span: KeyRange) -> bool:
         column = self._file.schema_arrow.names.index("key")
@@ -226,10 +267,14 @@ class ParquetReader:
 
 def _extent(group: pq.RowGroupMetaData) -> tuple[int, int]:
     """Offset and length of the bytes of a row group."""
-    columns = [group.column(number) for number in range(group.num_columns)]
-    starts = [min(each.dictionary_page_offset or each.data_page_offset, each.data_page_offset) for each in columns]
-    ends = [start + each.total_compressed_size for start, each in zip(starts, columns, strict=True)]
-    return min(starts), max(ends) - min(starts)
+    extents = [_column_extent(group.column(number)) for number in range(group.num_columns)]
+    start = min(first for first, _ in extents)
+    return start, max(map(sum, extents)) - start
+
+
+def _column_extent(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    start = min(column.dictionary_page_offset or column.data_page_offset, column.data_page_offset)
+    return start, column.total_compressed_size
 
 
 def _as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -247,6 +292,127 @@ def _as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
         except pa.ArrowException as error:
             raise UnsupportedFormat(f"column {field.name} of {column.type}: {error}") from None
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+_DECODED_BYTES = 256 << 20
+"""Bytes that the rows of a batch need at most while they are decoded, if each has the largest value of a dictionary."""
+
+
+def bounded_batches(
+    opened: IO[bytes] | pa.NativeFile, file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a foreign file in batches of bounded size, however often a page's value is repeated. Raises `DamagedBytes`, and as Arrow does.
+
+    ``opened`` is what ``file`` reads. Sizes are those that footer and dictionaries say.
+    """
+    chosen = range(file.metadata.num_row_groups) if groups is None else groups
+    for group, rows in [(group, _rows_at_once(opened, file.metadata.row_group(group), columns)) for group in chosen]:
+        held: list[pa.RecordBatch] = []
+        room, left = _BATCH_BYTES, BATCH_ROWS
+        for batch in file.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False):
+            held.append(batch)
+            room -= batch.nbytes
+            left -= batch.num_rows
+            if room <= 0 or left <= 0:
+                yield pa.concat_batches(held)
+                held, room, left = [], _BATCH_BYTES, BATCH_ROWS
+        if held:
+            yield pa.concat_batches(held)
+
+
+def _rows_at_once(opened: IO[bytes] | pa.NativeFile, group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
+    plain = multiplied = 0
+    for chunk in map(group.column, range(group.num_columns)):
+        if chunk.path_in_schema.partition(".")[0] not in columns or chunk.physical_type != "BYTE_ARRAY":
+            continue
+        plain += chunk.total_uncompressed_size
+        if "DELTA_BYTE_ARRAY" in chunk.encodings:
+            multiplied += chunk.total_uncompressed_size
+        opened.seek(_column_extent(chunk)[0])
+        page, _ = _page_header(memoryview(opened.read(_HEADER_BYTES)))
+        if page.is_multiplied:
+            multiplied += page.size
+    average = max(plain // max(group.num_rows, 1), 1)
+    return int(max(min(_BATCH_BYTES // average, _DECODED_BYTES // max(multiplied, 1), BATCH_ROWS), 1))
+
+
+class Page(NamedTuple):
+    """Header of a page."""
+
+    size: int
+    """Size before compression, in bytes."""
+    stored: int
+    """Size in the file, without the header."""
+    is_multiplied: bool
+    """True if rows may share its values: a dictionary, or a page of DELTA_BYTE_ARRAY."""
+
+
+_DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7
+_HEADER_BYTES = 1 << 10
+"""Bytes of a dictionary's header, at most."""
+_PAGE_FIELDS = {5: 2, 8: 4}
+"""Fields of a header that describe data pages of version 1 and 2, and the field of theirs with the encoding."""
+
+
+def page_headers(chunk: memoryview) -> Iterator[Page]:
+    """The headers of a column chunk, as Arrow finds them. Raises `DamagedBytes`."""
+    at = 0
+    while at < len(chunk):
+        page, end = _page_header(chunk[at:])
+        at += end + page.stored
+        if at > len(chunk):
+            raise DamagedBytes("a page is longer than its column")
+        yield page
+
+
+def _page_header(data: memoryview) -> tuple[Page, int]:
+    """The header at the beginning, and its length. Raises `DamagedBytes`."""
+    try:
+        header, end = _thrift_struct(data, 0)
+        kind, size, stored = header[1], header[2], header[3]
+        encodings = [header[field][inner] for field, inner in _PAGE_FIELDS.items() if field in header]
+    except (IndexError, KeyError, TypeError, RecursionError, DamagedBytes):
+        raise DamagedBytes("a page has no valid header") from None
+    if stored < 0 or size < 0:
+        raise DamagedBytes("a page has a negative length")
+    return Page(size, stored, kind == _DICTIONARY_PAGE or _DELTA_BYTE_ARRAY in encodings), end
+
+
+def _thrift_struct(data: memoryview, at: int) -> tuple[dict[int, Any], int]:
+    """A struct in Thrift's compact protocol, by field: numbers and structs, others as None; and the position after it."""
+    fields: dict[int, Any] = {}
+    field = 0
+    while (head := data[at]) != 0:
+        at += 1
+        if head >> 4:
+            field += head >> 4
+        else:
+            field, at = _thrift_number(data, at)
+        fields[field], at = _thrift_value(data, at, head & 15)
+    return fields, at + 1
+
+
+def _thrift_value(data: memoryview, at: int, kind: int) -> tuple[Any, int]:
+    match kind:
+        case 1 | 2:  # a boolean: the kind is the value
+            return kind == 1, at
+        case 3:
+            return data[at], at + 1
+        case 4 | 5 | 6:
+            return _thrift_number(data, at)
+        case 7:
+            return None, at + 8
+        case 8:
+            length, at = decode_varint(data, at, bits=32)
+            return None, at + length
+        case 12:
+            return _thrift_struct(data, at)
+    raise DamagedBytes(f"a field of kind {kind}")  # a list or map, which headers do not have
+
+
+def _thrift_number(data: memoryview, at: int) -> tuple[int, int]:
+    value, at = decode_varint(data, at)
+    return value >> 1 ^ -(value & 1), at
 
 
 class _Explained:
@@ -272,6 +438,12 @@ class SourceFile(io.RawIOBase):
         """Read a stretch in one go; from the very beginning where only the file's magic lies before it."""
         first = 0 if start == len(_MAGIC) else start
         self._start, self._held = first, memoryview(read_exactly(self._source, first, start - first + length))
+
+    def view(self, start: int, length: int) -> memoryview:
+        held = start - self._start
+        if 0 <= held <= len(self._held) - length:
+            return self._held[held : held + length]
+        return memoryview(read_exactly(self._source, start, length))
 
     def readable(self) -> bool:
         return True

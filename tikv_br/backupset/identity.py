@@ -88,7 +88,7 @@ def _is_sound(store: ObjectStore, file: FileEntry) -> bool:
         if FileKind.of(file.name) is FileKind.PARQUET:
             from tikv_br.formats.parquet import ParquetReader
 
-            batches = ParquetReader(source).records()
+            batches = ParquetReader(source, file.total_bytes).records()
         else:
             from tikv_br.formats.sst.reader import SstReader
 

@@ -63,7 +63,7 @@ def read_rows(
             case FileKind.PARQUET:
                 from tikv_br.formats.parquet import ParquetReader
 
-                yield from ParquetReader(open_file(store, file)).records(wanted)
+                yield from ParquetReader(open_file(store, file), file.total_bytes).records(wanted)
 
 
 def _sst_records(source: RandomAccess, codec: KeyCodec, span: KeyRange) -> Iterator[pa.RecordBatch]:

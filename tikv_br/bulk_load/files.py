@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tikv_br.bulk_load.inputs import (
-    BATCH_ROWS,
     PART_BYTES,
     FileInput,
     InputFile,
@@ -26,6 +25,7 @@ from tikv_br.bulk_load.inputs import (
 )
 from tikv_br.bulk_load.text import open_csv, open_json
 from tikv_br.errors import StorageObjectMissing
+from tikv_br.formats.parquet import bounded_batches
 from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -125,7 +125,7 @@ class _RowGroups:
     def read(self) -> Iterator[pa.Table]:
         with self.file.open() as opened, for_spark():
             file = pq.ParquetFile(opened, metadata=self.metadata, pre_buffer=self.file.store is not None)
-            for batch in file.iter_batches(BATCH_ROWS, list(self.groups), list(self.columns), use_threads=False):
+            for batch in bounded_batches(opened, file, self.columns, self.groups):
                 yield pa.Table.from_batches([batch])
 
 

@@ -174,20 +174,23 @@ def _seconds(fields: Fields, name: str, most: int) -> int:
 def _parquet(path: Path, now: Callable[[], int]) -> RowSource:
     import pyarrow.parquet as pq
 
+    from tikv_br.formats.parquet import bounded_batches
+
     try:
-        file = pq.ParquetFile(path)
+        opened = pa.OSFile(str(path))  # closed with the last reference
+        file = pq.ParquetFile(opened)
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{path}: not a Parquet file: {error}") from None
     names = file.schema_arrow.names
     if not {"key", "value"} <= set(names):
         raise UsageError(f"{path}: columns `key` and `value` are required; the file has {', '.join(names)}", hint=HINT)
     wanted = [name for name in ("key", "value", "expire_ts", "ttl") if name in names]
-    return RowSource(_parquet_batches(file, wanted, str(path), now), file.metadata.num_rows)
+    return RowSource(_parquet_batches(bounded_batches(opened, file, wanted), str(path), now), file.metadata.num_rows)
 
 
-def _parquet_batches(file: object, wanted: list[str], name: str, now: Callable[[], int]) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(found: Iterable[pa.RecordBatch], name: str, now: Callable[[], int]) -> Iterator[pa.RecordBatch]:
     try:
-        for batch in file.iter_batches(BATCH_ROWS, columns=wanted):  # type: ignore[attr-defined]
+        for batch in found:
             yield to_records(batch, now)
     except (pa.ArrowException, FormatError) as error:
         raise UsageError(f"{name}: {error}") from None

@@ -164,7 +164,7 @@ def _sum_parquet(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
     from tikv_br.formats.parquet import ParquetReader
     from tikv_br.verify.row_sums import sum_records
 
-    return sum_records(ParquetReader(data).records(), file, codec)
+    return sum_records(ParquetReader(data, file.total_bytes).records(), file, codec)
 
 
 @dataclass(frozen=True, slots=True)

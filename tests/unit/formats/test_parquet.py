@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import random
@@ -15,11 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.formats import columns
+from tikv_br.formats import columns, parquet
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.formats.parquet import ParquetOptions, ParquetReader, ParquetWriter
+from tikv_br.formats.parquet import (
+    ParquetOptions,
+    ParquetReader,
+    ParquetWriter,
+    bounded_batches,
+    page_headers,
+)
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.sst.source import MemorySource
 
@@ -253,3 +260,90 @@ def test_an_aborted_file_stays_incomplete() -> None:
     assert len(pieces) == before
     with pytest.raises(DamagedBytes):
         read(b"".join(pieces))
+
+
+def _bomb(kind: str, rows: int = 5000, size: int = 1 << 16) -> bytes:
+    """A small file of which each row is large."""
+    numbers = pa.array([b"%08d" % row for row in range(rows)], pa.binary())
+    same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([bytes(size)], pa.binary()))
+    sink = io.BytesIO()
+    match kind:
+        case "dictionary":
+            pq.write_table(pa.table({"key": numbers, "value": same}), sink, compression="zstd")
+        case "shared prefixes":
+            keys = pa.array([bytes(size) + b"%08d" % row for row in range(rows // 10)], pa.binary())
+            table = pa.table({"key": keys, "value": numbers[: rows // 10]})
+            encodings = {"key": "DELTA_BYTE_ARRAY", "value": "PLAIN"}
+            pq.write_table(table, sink, use_dictionary=False, column_encoding=encodings, compression="zstd")
+        case "compression":
+            table = pa.table({"key": numbers[: rows // 10], "value": same[: rows // 10].dictionary_decode()})
+            pq.write_table(table, sink, use_dictionary=False, compression="zstd")
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "shared prefixes", "compression"])
+def test_a_small_file_of_large_rows_is_read_by_small_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the encodings of a page multiply, or its compression, does not get into memory at once; more than is recorded ends it."""
+    monkeypatch.setattr(parquet, "_BATCH_BYTES", 1 << 20)
+    data = _bomb(kind)
+    assert len(data) < 200_000
+    first = list(itertools.islice(ParquetReader(MemorySource(data)).records(), 3))
+    assert sum(each.num_rows for each in first)
+    assert max(each.nbytes for each in first) < 3 << 20
+    with pytest.raises(DamagedBytes, match="more than the 1,000,000 bytes of keys and values that are recorded"):
+        list(ParquetReader(MemorySource(data), 1_000_000).records())
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "shared prefixes", "compression"])
+@pytest.mark.parametrize("value", [pa.binary(), pa.large_binary(), pa.string()])
+def test_foreign_files_are_read_by_batches_of_bounded_size(
+    kind: str, value: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for inputs of a load: a value that a dictionary repeats is decoded for some rows at a time."""
+    data = io.BytesIO(_bomb(kind, rows=500))
+    if value is not pa.binary():
+        table = pq.read_table(data)
+        data = io.BytesIO()
+        pq.write_table(table.set_column(1, "value", table["value"].cast(value)), data, compression="zstd")
+    monkeypatch.setattr(parquet, "_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet, "_DECODED_BYTES", 1 << 20)
+    batches = list(bounded_batches(data, pq.ParquetFile(data), ["value", "key"]))
+    assert pa.Table.from_batches(batches).equals(pq.read_table(data).select(["value", "key"]))
+    assert max(each.nbytes for each in batches) < 3 << 20
+
+
+def test_a_page_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header says what Arrow would allocate, whatever the footer says."""
+    monkeypatch.setattr(parquet, "MAX_BLOCK_SIZE", 1 << 15)
+    with pytest.raises(DamagedBytes, match=r"a page of 60,000 bytes, of which a reader takes at most 32,768"):
+        list(ParquetReader(MemorySource(_bomb("dictionary"))).records())
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_headers_of_pages_or_are_refused(data: bytes) -> None:
+    """No other error, and no endless loop."""
+    with contextlib.suppress(DamagedBytes):
+        assert len(list(page_headers(memoryview(data)))) <= len(data)
+
+
+def test_headers_of_pages_are_those_that_arrow_wrote() -> None:
+    """Versions 1 and 2, with and without dictionary, with statistics and checksums: sizes add up to those of the footer."""
+    rows = pa.table({"key": [b"%05d" % row for row in range(5000)], "value": [b"same"] * 5000})
+    for version, dictionary in itertools.product(("1.0", "2.0"), (True, False)):
+        sink = io.BytesIO()
+        pq.write_table(
+            rows,
+            sink,
+            data_page_version=version,
+            use_dictionary=dictionary,
+            data_page_size=4096,
+            write_page_checksum=True,
+            compression="zstd",
+        )
+        data, meta = memoryview(sink.getvalue()), pq.ParquetFile(sink).metadata.row_group(0)
+        for column in map(meta.column, range(2)):
+            start = column.dictionary_page_offset if dictionary else column.data_page_offset
+            pages = list(page_headers(data[start : start + column.total_compressed_size]))
+            assert [page.is_multiplied for page in pages] == [dictionary] + [False] * (len(pages) - 1)
+            headers = column.total_uncompressed_size - sum(page.size for page in pages)
+            assert 0 < headers < 200 * len(pages)
