@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, cast
@@ -12,9 +13,18 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from tikv_br import records
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index
+from tikv_br.backupset.prune import CLOCK_ERROR_MS, check_deletable
 from tikv_br.backupset.removal import remove
-from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError, StorageObjectMissing, UsageError
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupNotFound,
+    BackupSetError,
+    StorageNotRegular,
+    StorageObjectMissing,
+    UsageError,
+)
 from tikv_br.storage.base import ObjectStore
 
 REPORTS = "reports"
@@ -27,7 +37,7 @@ MAX_FIGURE = 250_000_000_000_000
 Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FIGURE)]
 Figure = Annotated[float, msgspec.Meta(gt=-MAX_FIGURE, lt=MAX_FIGURE)]
 SEAL = "content_sha256"
-"""A field of each report: the hash of the others. Retention removes backups by what reports say."""
+"""A field of each report: the hash of the others. It detects damage, not a forgery."""
 _END = b"}\n"
 log = logging.getLogger(__name__)
 
@@ -147,18 +157,23 @@ def remove_old_drills(
     """Remove reports, and the backups that drills made, and return what could not be removed. ``drills``: the oldest first.
 
     The newest ``keep_last`` drills stay (0 = all), the newest that passed, and pinned backups. A backup goes before the
-    report that names it.
+    report that names it. Reports from the future count for nothing, and stay.
     """
     if not keep_last:
         return []
+    latest_ms = time.time() * 1000 + CLOCK_ERROR_MS
+    for drill in drills:
+        if drill.started_ms > latest_ms:
+            log.warning("the report of drill %s is from the future, and counts for nothing", drill.id)
+    drills = [each for each in drills if each.started_ms <= latest_ms]
     passed = [each.id for each in drills if each.verdict == "passed"][-1:]
     problems = []
     for old in drills[:-keep_last]:
         if old.id in passed:
             continue
         try:
-            _remove_backup(Index(backups), old.made_backup)
-        except BackupSetError as error:
+            _remove_backup(Index(backups), old)
+        except (BackupSetError, StorageNotRegular, UsageError) as error:
             problems.append(f"cannot remove the backup of drill {old.id}: {error.message}")
             log.warning(problems[-1])
             continue
@@ -179,9 +194,18 @@ def _trend_of(report: Mapping[str, Any], name: str) -> list[PastDrill]:
         return []
 
 
-def _remove_backup(index: Index, backup_id: str) -> None:
-    """Remove a backup unless it is pinned or no longer in the index."""
-    found = next((each for each in index.read() if each.entry.id == backup_id), None)
-    if found is not None and not found.pinned:
-        remove(index, found.entry)
-        index.refresh()
+def _remove_backup(index: Index, drill: PastDrill) -> None:
+    """Remove the backup that a drill made unless it is pinned or no longer in the index.
+
+    A report can name any backup: this one's path, and the place in its own manifest, must be where this drill writes its backup.
+    """
+    found = next((each for each in index.read() if each.entry.id == drill.made_backup), None)
+    if found is None or found.pinned:
+        return
+    path = backup_path(drill.id)
+    made = BackupSet.open_any(index.store_of(found.entry.path), key_mode=None).manifest
+    if found.entry.path != path or made is None or not made.description.storage.endswith(f"/{path}"):
+        raise BackupDamaged(f"{REPORTS}/{drill.id}.json names {found.entry.path}, which that drill did not make")
+    check_deletable(index, found)
+    remove(index, found.entry)
+    index.refresh()
