@@ -11,7 +11,7 @@ import operator
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, overload
 
 import msgspec
 import orjson
@@ -24,6 +24,11 @@ FORMAT_VERSION = 2
 """The newest version of documents. A dataclass whose documents a reader of version 1 must refuse has a property `format_version`."""
 LATER: Mapping[str, bool] = {"later": True}
 """Metadata of a dataclass's field that older documents do not have; they get its default value."""
+
+MAX_MILLISECONDS = 250_000_000_000_000
+"""Upper limit for times and durations in records: until the year 9892, which calendars of programs can still show."""
+Milliseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MILLISECONDS)]
+"""A time since the epoch, or a duration, in a record."""
 
 T = TypeVar("T")
 if TYPE_CHECKING:

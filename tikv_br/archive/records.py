@@ -25,7 +25,7 @@ from tikv_br.backupset.layout import interval_id
 from tikv_br.errors import UsageError
 from tikv_br.formats.json_types import ApiLabel, Hex
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.records import LATER
+from tikv_br.records import LATER, Milliseconds
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT
 from tikv_br.storage.url import StorageLocation
 
@@ -64,7 +64,7 @@ class LogDescription:
     """Ranges of the log, as RPC keys."""
     start_ts: int
     """The log has all changes after this."""
-    started_ms: int
+    started_ms: Milliseconds
     """Milliseconds since the epoch."""
     has_checkpoint: bool
     """True if the writer saves its checkpoint beside the segments, so that a missing last segment is detected."""
@@ -150,7 +150,7 @@ class Segment:
     """Upper bound of ts, inclusive."""
     files: tuple[FileEntry, ...]
     """`total_kvs` counts versions and tombstones too; `crc64xor` is 0. Rows with a ts up to `from_ts` arrived late."""
-    written_ms: int
+    written_ms: Milliseconds
     """Milliseconds since the epoch."""
     token: str
     """Random: 8 hexadecimal digits."""
@@ -177,7 +177,7 @@ class Truncation:
 
     log_id: str
     restorable_from: int
-    written_ms: int
+    written_ms: Milliseconds
     """Milliseconds since the epoch."""
 
 
@@ -197,7 +197,7 @@ class Control:
 
     log_id: str
     state: LogState
-    changed_ms: int
+    changed_ms: Milliseconds
     """Milliseconds since the epoch."""
 
 
@@ -211,7 +211,7 @@ class Checkpoint:
     """The feed had delivered all changes up to this."""
     epoch: int
     """Epoch of the owner that saved it; 0 = not saved yet."""
-    saved_ms: int
+    saved_ms: Milliseconds
     """Milliseconds since the epoch."""
     subject: str = ""
     """Description of source, range and sink, by which a restart with different options is detected."""

@@ -18,6 +18,7 @@ from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import BackupSetError, StorageObjectMissing, UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter
+from tikv_br.records import Milliseconds
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -37,7 +38,7 @@ class LastRun:
     """The folder of the last run with a template."""
 
     name: str
-    started_ms: int
+    started_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)

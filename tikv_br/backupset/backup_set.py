@@ -37,6 +37,9 @@ from tikv_br.storage.url import parse as parse_url
 
 log = logging.getLogger(__name__)
 
+MAX_CHAIN = 10_000
+"""Maximum number of backups in a chain: a year of one per hour."""
+
 
 @dataclass(frozen=True, slots=True)
 class BackupSet:
@@ -130,12 +133,18 @@ class BackupSet:
     def chain(self) -> list[BackupSet]:
         """The full backup that this one continues, the increments since then, and this one; itself alone if it is full.
 
-        Raises `BackupNotFound` for a parent that is gone, `BackupDamaged` if another backup is in its place.
+        Raises `BackupNotFound` for a parent that is gone, `BackupDamaged` if another backup is in its place, or if a backup
+        continues itself.
         """
-        found = [self]
-        while (parent := found[0].parent()) is not None:
-            found.insert(0, parent)
-        return found
+        found, seen = [self], _identities(self)
+        while (parent := found[-1].parent()) is not None:
+            marks = _identities(parent)
+            if marks & seen or len(found) == MAX_CHAIN:
+                why = "continues itself" if marks & seen else f"continues more than {MAX_CHAIN:,} backups"
+                raise BackupDamaged(f"{self.store.location} {why}, which no backup does: see {parent.store.location}")
+            seen |= marks
+            found.append(parent)
+        return found[::-1]
 
     def parent(self) -> BackupSet | None:
         """The backup that this one continues, if it is incremental. Raises as `chain`."""
@@ -207,6 +216,12 @@ class BackupSet:
 
     def verify_content(self, file: FileEntry, readers: int = 1) -> None:
         verify_file_content(self.store, file, readers)
+
+
+def _identities(backup: BackupSet) -> set[str]:
+    """What no two backups of a chain share: the location, and the hash of `backupmeta`."""
+    digest = set() if backup.manifest is None else {backup.manifest.backupmeta_sha256.hex()}
+    return {backup.store.location.redacted(), *digest}
 
 
 def _recorded_ranges(content: MetaContent, known: Manifest | None) -> tuple[KeyRange, ...]:

@@ -61,8 +61,8 @@ class IndexEntry:
     backup_size: int
     """Size of the files as stored, in bytes."""
     files: int
-    started_ms: int
-    finished_ms: int
+    started_ms: records.Milliseconds
+    finished_ms: records.Milliseconds
     tool_version: str
     encryption: str
     """Value of `Crypter.method`."""

@@ -93,7 +93,7 @@ class Lease:
     """Id of the holder's run, as in its log; ``""`` = it has none."""
     work: str
     """Purpose for people: ``backup``, ``prune``."""
-    expires_ms: int
+    expires_ms: records.Milliseconds
     """End by the holder's clock, in milliseconds since the epoch; 0 = released by force."""
 
     @property

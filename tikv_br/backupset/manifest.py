@@ -46,7 +46,7 @@ class Description:
     """URL of the backup that this one continues, without credentials; ``""`` = a full backup."""
     storage: str = field(metadata=MAY_CHANGE)
     """URL at which the backup was written, without credentials."""
-    started_ms: int = field(metadata=MAY_CHANGE)
+    started_ms: records.Milliseconds = field(metadata=MAY_CHANGE)
     """Milliseconds since the epoch."""
     engine_reason: str = field(default="", metadata=MAY_CHANGE)
     """Reason for the choice of the engine."""
@@ -74,7 +74,7 @@ class Statistics:
     total_bytes: int
     backup_size: int
     """Bytes of the files as stored."""
-    finished_ms: int
+    finished_ms: records.Milliseconds
     tasks: int
     dropped_ttls: int = 0
     """Rows whose expiry the destination version could not keep."""

@@ -13,6 +13,8 @@ from tikv_br.errors import UsageError
 LOGICAL_BITS = 18
 MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TS = 2**64 - 1
+_MAX_MS = 253_402_300_800_000
+"""Begin of the year 10000, which no calendar of Python has."""
 _AGE_FORM = re.compile(r"-(\d+) *([smhd])|(\d+) *(second|minute|hour|day)s? ago", re.IGNORECASE)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -49,6 +51,8 @@ def show_time(milliseconds: int, *, age: bool = True) -> str:
     """A time to the second, with its distance from this machine's: ``2024-05-02 10:00:00 UTC (4 min ago)``; ``-`` = unknown."""
     if not milliseconds:
         return "-"
+    if not 0 < milliseconds < _MAX_MS:
+        return f"an invalid time ({milliseconds} ms)"
     shown = f"{datetime.fromtimestamp(milliseconds // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
     return f"{shown} ({_age(time.time() - milliseconds / 1000)})" if age else shown
 

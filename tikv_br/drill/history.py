@@ -25,6 +25,7 @@ from tikv_br.errors import (
     StorageObjectMissing,
     UsageError,
 )
+from tikv_br.records import MAX_MILLISECONDS, Milliseconds
 from tikv_br.storage.base import ObjectStore
 
 REPORTS = "reports"
@@ -32,10 +33,8 @@ MAX_TREND = 60
 """Drills in a trend, at most."""
 WHOLE_BACKUP = "lost-cluster"
 """The scenario whose RTO is that of the whole backup."""
-MAX_FIGURE = 250_000_000_000_000
-"""Upper limit for times in milliseconds (until the year 9892) and sizes."""
-Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FIGURE)]
-Figure = Annotated[float, msgspec.Meta(gt=-MAX_FIGURE, lt=MAX_FIGURE)]
+Count = Milliseconds
+Figure = Annotated[float, msgspec.Meta(gt=-MAX_MILLISECONDS, lt=MAX_MILLISECONDS)]
 SEAL = "content_sha256"
 """A field of each report: the hash of the others. It detects damage, not a forgery."""
 _END = b"}\n"

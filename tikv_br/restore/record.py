@@ -21,7 +21,7 @@ from tikv_br.backupset.lease_record import newest
 from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.records import LATER
+from tikv_br.records import LATER, Milliseconds
 from tikv_br.retry import STORAGE_UNREACHABLE, RetryPolicy
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -42,7 +42,7 @@ class RestoreCheckpoint:
     cluster_id: int
     empty: tuple[KeyRange, ...]
     """RPC ranges of the target that held no key then; none with --allow-overwrite."""
-    started_ms: int
+    started_ms: Milliseconds
     """Milliseconds since the epoch."""
     restamp_ts: int = 0
     """The new timestamp of ingested rows; 0 = they keep their own."""

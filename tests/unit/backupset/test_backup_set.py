@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -11,11 +12,13 @@ import pytest
 from tests.support.faulty_store import FaultyStore
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all, do_task
+from tests.unit.backupset.shelves import make_backup
 from tikv_br.backupset import backupmeta, layout, manifest
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.backupset.files import ColumnFamily
 from tikv_br.backupset.ledger import one_per_interval, write_entry
+from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import (
     BackupDamaged,
@@ -31,7 +34,7 @@ from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import parse
+from tikv_br.storage.url import StorageLocation, parse
 
 
 @pytest.fixture
@@ -386,3 +389,54 @@ def test_directory_of_the_go_tool(complete: ObjectStore) -> None:
     assert opened.files == backupmeta.decode(complete.get(layout.META)).files
     for file in opened.files:
         opened.verify_identity(file)
+
+
+def continuing(location: StorageLocation, parent: StorageLocation, sha256: bytes, since_ts: int = 1) -> Manifest:
+    """An incremental backup that names a parent."""
+    store = open_store(location)
+    description = replace(
+        describe(store), parent=parent.redacted(), parent_sha256=sha256, since_ts=since_ts, backup_ts=since_ts + 1
+    )
+    return begin_backup(store).commit(description, do_all(store))
+
+
+def name_parent(location: StorageLocation, made: Manifest, parent: StorageLocation, sha256: bytes) -> None:
+    """Rewrite a manifest as whoever may write to the storage can."""
+    description = replace(made.description, parent=parent.redacted(), parent_sha256=sha256)
+    manifest.write(open_store(location), replace(made, description=description))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_chain_in_a_circle_ends_with_an_error(tmp_path: Path, length: int) -> None:
+    """A backup that is its own parent, and two or three that continue each other: `backupmeta` does not change by that."""
+    places = [parse(str(tmp_path / f"backup-{number}")) for number in range(length)]
+    made = [continuing(place, place, bytes(32), 1 + number) for number, place in enumerate(places)]
+    for number in range(length):
+        above = (number + 1) % length
+        name_parent(places[number], made[number], places[above], made[above].backupmeta_sha256)
+    with pytest.raises(BackupDamaged, match="continues itself"):
+        BackupSet.open(open_store(places[0])).chain()
+
+
+def test_a_chain_of_copies_ends_with_an_error(tmp_path: Path) -> None:
+    """The same backup at another place, or by another path, is the same backup."""
+    first, copy = parse(str(tmp_path / "first")), parse(str(tmp_path / "copy"))
+    made = continuing(first, copy, bytes(32))
+    shutil.copytree(first.path, copy.path)
+    (tmp_path / "link").symlink_to(first.path)
+    for other in (copy, parse(str(tmp_path / "link"))):
+        name_parent(first, made, other, made.backupmeta_sha256)
+        with pytest.raises(BackupDamaged, match="continues itself"):
+            BackupSet.open(open_store(first)).chain()
+
+
+def test_a_chain_has_a_maximum_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it the error names the place where the walk ended."""
+    monkeypatch.setattr("tikv_br.backupset.backup_set.MAX_CHAIN", 2)
+    places = [parse(str(tmp_path / f"backup-{number}")) for number in range(3)]
+    sha256 = make_backup(places[0]).backupmeta_sha256
+    for number in (1, 2):
+        sha256 = continuing(places[number], places[number - 1], sha256, number).backupmeta_sha256
+    assert len(BackupSet.open(open_store(places[1])).chain()) == 2
+    with pytest.raises(BackupDamaged, match="continues more than 2 backups"):
+        BackupSet.open(open_store(places[2])).chain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from tikv_br import records
 from tikv_br.backupset import index as index_module
 from tikv_br.backupset.index import SNAPSHOT, Index, add_to_index, entry_name, place_of
 from tikv_br.backupset.index_entry import entry_of, load
+from tikv_br.backupset.lease_record import Lease, LeaseOwner
+from tikv_br.backupset.prune import plan
+from tikv_br.backupset.retention import Policy
+from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupDamaged, BackupNotFound, StorageDenied, StorageError, StorageUnreachable, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.base import ObjectInfo, ObjectStore
@@ -300,3 +305,39 @@ def test_index_holds_no_secret(tmp_path: Path) -> None:
     content = json.loads(index.root.get(entry_name(entry.id)))["content"]
     assert content["path"] == "a"
     assert str(tmp_path) not in json.dumps(content)
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1, 253_402_300_800_000, -1])
+@pytest.mark.parametrize("field", ["finished_ms", "started_ms"])
+def test_a_time_that_no_calendar_has_costs_its_entry_only(
+    index: Index, field: str, value: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In an entry, and in the snapshot: it is named and left out, and the rest is listed and can be pruned."""
+    kept = shelve(index, "real")
+    bad = index_entry(1)
+    bad = replace(bad, **{field: value})  # type: ignore[arg-type]
+    index.root.put(entry_name(bad.id), records.dump(bad))
+    snapshot = json.loads(index.root.get(SNAPSHOT))["content"]
+    snapshot["entries"].append(json.loads(records.dump(bad))["content"])
+    digest = hashlib.sha256(json.dumps(snapshot, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    document = {"format_version": 1, "content": snapshot, "content_sha256": digest}
+    index.root.put(SNAPSHOT, f"{json.dumps(document)}\n".encode())
+    assert [each.entry for each in index.read()] == [kept]
+    assert entry_name(bad.id) in caplog.text
+    assert plan(index, Policy(last=1)).to_remove == []
+
+
+def test_times_of_other_records_are_bounded() -> None:
+    """Of a lease, as of each record with a time: loading says which field is invalid."""
+    lease = Lease("t", LeaseOwner("h", "m", 1, 1), "", "w", 1)
+    assert records.load(Lease, records.dump(lease), "x") == lease
+    for value in (2**63, 10**15, -1):
+        with pytest.raises(BackupDamaged, match="expires_ms"):
+            records.load(Lease, records.dump(replace(lease, expires_ms=value)), "x")
+
+
+def test_any_number_is_shown_as_a_time_without_an_error() -> None:
+    """Numbers come from servers, too, that no record bounds."""
+    for value in (2**63, -1, 253_402_300_800_000):
+        assert show_time(value) == f"an invalid time ({value} ms)"
+    assert show_time(253_402_300_799_999, age=False) == "9999-12-31 23:59:59 UTC"
