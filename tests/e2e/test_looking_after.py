@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -98,6 +99,19 @@ def test_show_by_id_and_by_place(root: str, by: str) -> None:
     files = succeed("show", *named, "--view", "files", "--output", "json").lines
     assert sum(line["total_kvs"] for line in files) == 2
     assert "\ntotal-kv " in succeed("show", *named).out
+
+
+def test_find_shows_which_backups_have_a_key(root: str) -> None:
+    """Newest first, with size and SHA-256 of each value; 13 if no backup has the key."""
+    found = succeed("find", "changing", "-s", root, "--output", "json").lines
+    values = [b"value of the second day", VALUE.encode()]
+    assert [each["path"] for each in found] == ["second", "first"]
+    assert [(each["size"], each["sha256"]) for each in found] == [
+        (len(value), hashlib.sha256(value).hexdigest()) for value in values
+    ]
+    assert "found" in succeed("find", "changing", "-s", root).out
+    missing = tikv_br("find", "nothing", "-s", root, "--output", "json")
+    assert (missing.code, {each["state"] for each in missing.lines[:-1]}) == (13, {"absent"})
 
 
 def test_cat_reads_the_value_of_that_day(root: str) -> None:

@@ -19,6 +19,7 @@ FEATURE_OF_COMMAND = {
     "diff": "diff",
     "drill": "drill",
     "export": "export",
+    "find": "index",
     "gc": "gc",
     "kafka": "sync",
     "list": "index",

@@ -66,6 +66,11 @@ class Commands(LazyGroup):
                 ("list", "backups", "List the backups below a URL."),
                 ("show", "show", "Show the summary, the ranges or the files of a backup."),
                 ("cat", "show", "Print the value of a key in a backup. Exit code 13 if it has no such key."),
+                (
+                    "find",
+                    "show",
+                    "Show which backups have a key, newest first, with the size and the hash of its value. Exit code 13 if none has it.",
+                ),
                 ("verify", "verify", "Verify a backup, or compare a cluster with it."),
                 ("diff", "diff", "Compare two clusters, or a cluster with a backup."),
                 ("export", "export", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),

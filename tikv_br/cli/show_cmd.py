@@ -1,20 +1,23 @@
-"""``tikv-br show`` and ``tikv-br cat``."""
+"""``tikv-br show``, ``tikv-br cat`` and ``tikv-br find``."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from tikv_br.cli import backup_flags, key_flags
-from tikv_br.cli.command import argument, command, flag
+from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, label, picked, quote, read_key
 from tikv_br.cli.point_flags import LogSourceFlags
 from tikv_br.cluster.timestamps import show_time, show_ts
-from tikv_br.errors import KeyNotFound, UsageError
+from tikv_br.errors import BackupDamaged, KeyNotFound, TikvBrError, UsageError
 from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyMode
 from tikv_br.formats.keys.text import format_key
 
@@ -22,11 +25,16 @@ if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
     from tikv_br.backupset.backup_set import BackupSet
     from tikv_br.backupset.files import FileEntry
+    from tikv_br.backupset.index import ListedBackup
+    from tikv_br.backupset.index_entry import IndexEntry
     from tikv_br.backupset.rows import FoundValue
     from tikv_br.formats.keys.ranges import KeyRange
 
 
 log = logging.getLogger(__name__)
+FIND_COLUMNS = ("id", "finished", "state", "size", "sha256", "path")
+FIND_READERS = 8
+"""Backups read at once."""
 
 
 class ShowFlags(backup_flags.ChosenBackupFlags):
@@ -180,3 +188,91 @@ def _write(out: Output, key: bytes, found: FoundValue, form: KeyForm) -> None:
         out.data(value)
     else:
         out.row({}, format_key(value, form.value))
+
+
+class FindFlags(backup_flags.IndexFlags, key_flags.KeyFormatFlags):
+    key: str = argument(REQUIRED, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
+    keyspace: int | None = flag(
+        None, "Keyspace of the key, by id; backups with several are skipped without it.", metavar="ID"
+    )
+
+
+@command("find", example="user:7 --storage s3://backups")
+def find(flags: FindFlags) -> None:
+    """Show which backups have a key, newest first, with the size and the hash of its value. Exit code 13 if none has it."""
+    key, index = read_key(flags.key, flags.form, "KEY"), flags.index
+    listed = [each for each in index.read() if not each.removing]
+    versions = _find_versions(flags, listed, key)
+    for version in versions:
+        flags.out.result("version", asdict(version))
+    flags.out.table(FIND_COLUMNS, [_version_row(version) for version in versions], prose=("state",), drop=("path",))
+    if failed := [version for version in versions if version.state == "unreadable"]:
+        names = ", ".join(version.path for version in failed)
+        raise BackupDamaged(f"the key was not looked up in {names}: {failed[0].message}")
+    if not any(version.has_value for version in versions):
+        raise KeyNotFound(
+            f"none of {len(versions)} backups has the key {quote(key, flags.form)}",
+            hint="Check the key, --key-format and --keyspace; `tikv-br list --rebuild` finds backups that are not in the index.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """What a backup has of a key."""
+
+    id: str
+    path: str
+    finished_ms: int
+    state: Literal["found", "expired", "deleted", "absent", "not covered", "unreadable"]
+    """``expired``: at the end of the backup."""
+    message: str = ""
+    size: int | None = None
+    """Bytes of the value."""
+    sha256: str = ""
+    expire_ts: int = 0
+    ts: int = 0
+
+    @property
+    def has_value(self) -> bool:
+        return self.state in {"found", "expired"}
+
+
+def _find_versions(flags: FindFlags, listed: Sequence[ListedBackup], key: bytes) -> list[_Version]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(FIND_READERS, thread_name_prefix="find") as pool:
+        return list(pool.map(lambda each: _find_version(flags, each.entry, key), listed))
+
+
+def _find_version(flags: FindFlags, entry: IndexEntry, key: bytes) -> _Version:
+    from tikv_br.backupset.backup_set import BackupSet
+    from tikv_br.backupset.rows import find_value
+    from tikv_br.storage.open import open_store
+
+    version = partial(_Version, entry.id, entry.path, entry.finished_ms)
+    try:
+        backup = BackupSet.open(open_store(flags.location.child(entry.path)), key_mode=None)
+        found = find_value(backup, key, flags.keyspace)
+    except UsageError as error:  # outside of its ranges, or several keyspaces
+        return version("not covered", error.message)
+    except TikvBrError as error:
+        return version("unreadable", error.message)
+    if found is None:
+        return version("absent")
+    value, expire_ts, deleted = found.stored
+    if deleted:
+        return version("deleted", ts=found.ts)
+    live = found.stored.is_live(entry.finished_ms // 1000)
+    digest = hashlib.sha256(value).hexdigest()
+    return version("found" if live else "expired", "", len(value), digest, expire_ts, found.ts)
+
+
+def _version_row(version: _Version) -> tuple[str, ...]:
+    return (
+        version.id,
+        show_time(version.finished_ms),
+        f"{version.state}: {version.message}" if version.message else version.state,
+        "-" if version.size is None else str(version.size),
+        version.sha256[:16] or "-",
+        version.path,
+    )
