@@ -83,6 +83,7 @@ def test_round_trip_over_a_real_s3_server(v1: LiveCluster, tmp_path: Path) -> No
     assert {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in rows} == ROWS
     for summary in (last_line(made), last_line(taken)):
         assert summary["message_type"] == "summary"
+        assert summary["storage"].startswith(f"{url.split('?')[0]}?endpoint={s3.endpoint}")
         assert (summary["crc64xor"], summary["total_kvs"], summary["total_bytes"]) == (
             summed["crc64xor"],
             len(ROWS),

@@ -47,6 +47,7 @@ def test_a_sound_backup_ends_with_a_summary(golden: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert last["message_type"] == "summary"
     assert (last["level"], last["files"], last["files_checked"]) == ("files", 18, 18)
+    assert last["storage"] == f"local://{golden / 'backups' / 'v2' / 'data'}"
     assert any(line["message_type"] == "progress" for line in lines(done))
 
 
@@ -55,6 +56,7 @@ def test_the_location_may_be_a_flag(golden: Path) -> None:
     done = tikv_br("-s", f"local://{golden / 'backups' / 'v2' / 'data'}", "--subset", "10%", "--seed", "5")
     assert done.returncode == 0, done.stderr
     assert "2 of 18, 10% with seed 5" in done.stdout
+    assert f"storage            local://{golden / 'backups' / 'v2' / 'data'}" in done.stdout
 
 
 def test_every_finding_is_a_json_line(damaged: tuple[Path, set[str]]) -> None:

@@ -191,4 +191,5 @@ def restore_figures(summary: RestoreSummary, *, age: bool = True) -> list[tuple[
         ("overlap", ", ".join(saved)),
         ("new-timestamp", show_ts(summary.restamp_ts, age=age) if summary.restamp_ts else ""),
         ("expired", f"{summary.expired_kvs:,} rows skipped" if summary.expired_kvs else ""),
+        ("storage", summary.storage),
     ]

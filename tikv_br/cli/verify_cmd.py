@@ -86,5 +86,6 @@ def _figures(summary: VerifySummary) -> list[tuple[str, str]]:
         ("read", human_bytes(summary.bytes_read) if summary.bytes_read else ""),
         ("foreign objects", f"{summary.foreign_objects:,}" if summary.foreign_objects else ""),
         ("api-version", summary.api_version),
+        ("storage", summary.storage),
         ("total-take", human_seconds(summary.seconds)),
     ]

@@ -77,6 +77,7 @@ class RestoreSummary:
     """Number of downloads by stores: at least one per replica, more if the file is in several regions."""
     restamp_ts: int
     """New timestamp of all rows, or of those that newer deletes had hidden; 0 = rows kept their own, or were put."""
+    storage: str
     cluster_id: int
     dry_run: bool
     session_seconds: float
@@ -130,6 +131,7 @@ def restore(
         uploaded_files=context.done.uploaded,
         downloads=context.done.downloads,
         restamp_ts=context.restamp_ts,
+        storage=context.backup.store.location.redacted(),
         cluster_id=context.info.cluster_id,
         dry_run=options.dry_run,
         session_seconds=round(context.session_seconds, 3),

@@ -34,6 +34,7 @@ class VerifySummary:
     """Objects at the path that do not belong to the backup."""
     api_version: str
     backup_ts: int
+    storage: str
     executor: str
     seconds: float
     session_seconds: float
@@ -69,6 +70,7 @@ def verify(
         foreign_objects=len(context.foreign),
         api_version=context.backup.api_version.label,
         backup_ts=context.backup.backup_ts,
+        storage=context.backup.store.location.redacted(),
         executor=context.executor,
         seconds=round(time.monotonic() - began, 3),
         session_seconds=round(context.session_seconds, 3),
