@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tikv_br.errors import KafkaError, KafkaRefused, KafkaUnreachable, SyncStateDamaged, TopicDamaged
 from tikv_br.incremental.kafka.client import REQUEST_SECONDS, client_config, kafka, kafka_errors
 from tikv_br.incremental.kafka.failures import CONNECT_SECONDS, PROBE_SECONDS, BrokerFailures
-from tikv_br.incremental.kafka.messages import PartitionEnd, Received
+from tikv_br.incremental.kafka.messages import MAX_NUMBER, PartitionEnd, Received
 from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.patience import Patience, wait_until
 
@@ -62,8 +62,9 @@ class Record:
                     f"the offset of {place} was committed by another version of tikv-br (record version {found['v']})",
                     hint="Use that version, or another --group.",
                 )
-            return cls(int(found.get("ts", 0)), str(found.get("sink", "")))
-        except (AttributeError, TypeError, ValueError):
+            ts = found.get("ts", 0)
+            return cls(ts, str(found.get("sink", ""))) if type(ts) is int and 0 <= ts <= MAX_NUMBER else cls()
+        except (AttributeError, TypeError, ValueError, RecursionError):
             return cls()
 
 

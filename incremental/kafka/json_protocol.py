@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tikv_br.incremental.kafka.messages import (
     MAX_MESSAGE_BYTES,
+    MAX_NUMBER,
     Change,
     Codec,
     DamagedMessage,
@@ -28,6 +29,7 @@ from tikv_br.incremental.kafka.messages import (
 
 RESOLVED_KEY = b""
 """Kafka key of a resolved-ts in the protocol json. Not null, which compacted topics refuse; no key of TiKV is empty."""
+_DIGITS = len(str(MAX_NUMBER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,10 @@ class JsonCodec(Codec):
 
     def _deleted(self, message: KafkaMessage) -> Change:
         headers = dict(message.headers)
-        if headers.get("op") != b"delete" or not headers.get("ts", b"").isdigit():
-            raise DamagedMessage("its value is null, but it has no headers op=delete and ts")
-        return Change(message.key, b"", int(headers["ts"]), deleted=True)
+        ts = headers.get("ts", b"")
+        if headers.get("op") != b"delete" or not (ts.isdigit() and len(ts) <= _DIGITS and int(ts) <= MAX_NUMBER):
+            raise DamagedMessage("its value is null, but it has no headers op=delete and ts, a number of 64 bits")
+        return Change(message.key, b"", int(ts), deleted=True)
 
     def _decoded(self, value: object) -> bytes:
         if self.encoding is MessageEncoding.JSON:
@@ -119,7 +122,10 @@ class JsonCodec(Codec):
                 except ValueError as error:
                     raise DamagedMessage(f"its value is not hex: {error}") from None
             case MessageEncoding.UTF8:
-                return value.encode()
+                try:
+                    return value.encode()
+                except UnicodeEncodeError:
+                    raise DamagedMessage("its value has half of a surrogate pair, which is not UTF-8") from None
 
 
 @dataclass(frozen=True, slots=True)

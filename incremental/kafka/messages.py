@@ -17,7 +17,7 @@ MAX_MESSAGE_BYTES = 10 << 20
 MAX_BATCH_SIZE = 16
 RECORD_OVERHEAD = 36
 """Largest header of a Kafka record: TiKV-CDC adds it to the size of key and value to compare with the limit."""
-_MAX_NUMBER = (1 << 64) - 1
+MAX_NUMBER = (1 << 64) - 1
 
 
 class Protocol(StrEnum):
@@ -156,7 +156,7 @@ def parse_object(data: bytes) -> dict[str, object]:
 def number_of(fields: dict[str, object], name: str, *, optional: bool = False) -> int:
     """A field with 64 bits; 0 if it is missing and optional. Raises `DamagedMessage`."""
     value = fields.get(name, 0 if optional else None)
-    if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         raise DamagedMessage(f"its {name} is {value!r}, not a number of 64 bits")
     return value
 

@@ -115,7 +115,7 @@ def _open_event(key: bytes, value: bytes) -> Event:
             raise DamagedMessage(f"it has an event of the unknown type {other!r}")
     change = parse_object(value)
     operation = change.get("op")
-    if operation not in {_PUT, _DELETE}:
+    if type(operation) is not int or operation not in {_PUT, _DELETE}:
         raise DamagedMessage(f"it has a change with the unknown op {operation!r}")
     expire_ts = number_of(change, "ex", optional=True)
     deleted = operation == _DELETE

@@ -65,8 +65,8 @@ class SyncApi(StatusApi):
     PATHS = ("/", "/status", "/history", "/healthz", "/metrics")
     PUBLIC_PATHS = frozenset({"/", "/healthz"})
 
-    def __init__(self, reporter: SyncReporter, history: History, key: SecretText) -> None:
-        super().__init__(reporter, key)
+    def __init__(self, reporter: SyncReporter, history: History, key: SecretText, address: Address) -> None:
+        super().__init__(reporter, key, address)
         self._history = history
         self._page = resources.files("tikv_br.incremental.watch").joinpath("page.html").read_bytes()
 
@@ -98,6 +98,6 @@ def serve(
     .
     """
     history = History(statuses)
-    api = SyncApi(SyncReporter(statuses, max_lag), history, key)
+    api = SyncApi(SyncReporter(statuses, max_lag), history, key, address)
     with listening(address, api.answer) as chosen, history:
         yield chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import stat
@@ -16,6 +17,7 @@ from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.local import Hints, storage_errors
 
 LOOPBACK = "127.0.0.1"
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]+)?", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,20 @@ class Address:
             if ip_address(self.host).is_unspecified:
                 return Address(socket.gethostname(), self.port)
         return self
+
+    def is_named_by(self, host: str) -> bool:
+        """Whether a Host header names a server at this address: by an IP address, localhost, the name that it listens at, or this machine's.
+
+        A site that rebinds its own name to this machine's address sends that name.
+        """
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found[1].strip("[]").lower().rstrip(".")
+        with suppress(ValueError):
+            return bool(ip_address(name))
+        own = socket.gethostname().lower()
+        return name in {"localhost", self.host.lower(), own, own.partition(".")[0], socket.getfqdn().lower()}
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -7,11 +7,13 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from tikv_br.errors import UsageError
 from tikv_br.storage.crypter import SecretText
@@ -23,7 +25,10 @@ POLL_SECONDS = 0.2
 """Interval of checks for shutdown."""
 JOIN_SECONDS = 10.0
 REQUEST_TIMEOUT = 10.0
-"""Seconds that one read from or write to a client may take; then its connection is closed."""
+"""Seconds from the acceptance of a connection to the last byte of the answer; then it is closed."""
+MAX_CONNECTIONS = 32
+"""Connections that are served at a time: more would use up the open files of the process, which has other work."""
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 10\r\nContent-Length: 0\r\n\r\n"
 MAX_BODY = 4096
 """Bytes of a request's body; more are refused."""
 READS = ("GET", "HEAD")
@@ -152,10 +157,36 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = MAX_CONNECTIONS
+
     def __init__(self, address: Address, answer: Answer, methods: Collection[str]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.answer, self.methods = answer, methods
+        self._deadlines: dict[socket.socket, float] = {}
         super().__init__((address.host, address.port), _Handler)
+
+    def verify_request(self, request: Any, client_address: object) -> bool:  # noqa: ANN401, ARG002 - the base class's
+        """Refuse a connection beyond the limit, and note the deadline of others. Only the thread of the server adds."""
+        if len(self._deadlines) >= MAX_CONNECTIONS:
+            request.setblocking(False)  # noqa: FBT003 - its only argument
+            with suppress(OSError):
+                request.send(_BUSY)
+            return False
+        self._deadlines[request] = time.monotonic() + REQUEST_TIMEOUT
+        return True
+
+    def service_actions(self) -> None:
+        """End connections that have had their time, however slowly their clients send or read; also between two connections."""
+        now = time.monotonic()
+        for request, deadline in list(self._deadlines.items()):
+            if deadline < now:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base class's
+        """Close a connection."""
+        self._deadlines.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
         """Log at debug level: a client that disconnects is no error of the command."""

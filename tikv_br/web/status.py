@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from tikv_br.storage.crypter import SecretText
 from tikv_br.web import metrics
+from tikv_br.web.address import Address
 from tikv_br.web.server import JSON, TEXT, HttpRequest, HttpResponse, is_bearer
 
 NO_KEY = SecretText()
@@ -29,6 +30,14 @@ KEY_REQUIRED = HttpResponse(
     HTTPStatus.UNAUTHORIZED,
     {"WWW-Authenticate": 'Bearer realm="tikv-br"', "Content-Security-Policy": POLICY},
 )
+
+
+FOREIGN_HOST = HttpResponse(
+    TEXT,
+    b"the header Host does not name this server; use its address, or serve with a status key\n",
+    HTTPStatus.FORBIDDEN,
+)
+"""Without a key: a web site could have its own name lead here, and read the answers (DNS rebinding)."""
 
 
 class Reporter(Protocol):
@@ -54,10 +63,12 @@ class StatusApi:
     PATHS: ClassVar[tuple[str, ...]] = ("/status", "/healthz", "/metrics")
     PUBLIC_PATHS: ClassVar[frozenset[str]] = frozenset({"/healthz"})
 
-    def __init__(self, reporter: Reporter, key: SecretText) -> None:
-        self._reporter, self._key = reporter, key
+    def __init__(self, reporter: Reporter, key: SecretText, address: Address) -> None:
+        self._reporter, self._key, self._address = reporter, key, address
 
     def answer(self, request: HttpRequest) -> HttpResponse:
+        if not self._key and not self._address.is_named_by(request.header("Host")):
+            return FOREIGN_HOST
         url = urlsplit(request.target)
         authorized = is_bearer(request.header("Authorization"), self._key)
         if url.path not in self.PUBLIC_PATHS and not authorized:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 
 import mmh3
@@ -8,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tikv_br.errors import SyncStateDamaged
+from tikv_br.incremental.kafka.group import Record
 from tikv_br.incremental.kafka.json_protocol import JsonCodec
 from tikv_br.incremental.kafka.messages import (
     Change,
@@ -195,6 +198,75 @@ def test_foreign_messages_are_refused(codec: Codec, message: KafkaMessage) -> No
     """Messages of other protocols in the topic are reported as such."""
     with pytest.raises(DamagedMessage):
         codec.decode(message)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["put", "resolved", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["ts", "t", "k", "op", "v", "ex", "value", "expire_ts"]), inner, max_size=8)
+    ),
+    max_leaves=12,
+)
+TEXT = JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=30)
+OPEN = st.lists(TEXT, max_size=3).map(lambda parts: b"".join(len(part).to_bytes(8) + part for part in parts))
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from(["op", "ts", "keyspace"]),
+        st.sampled_from([b"delete", b"", b"9" * 5000]) | st.binary(max_size=22),
+    ),
+    max_size=3,
+)
+
+
+@given(
+    st.one_of(
+        st.tuples(st.just(OpenCodec()), st.builds(KafkaMessage, OPEN.map(lambda key: VERSION + key), OPEN, HEADERS)),
+        st.tuples(
+            st.sampled_from([JsonCodec(encoding) for encoding in MessageEncoding]),
+            st.builds(KafkaMessage, st.binary(max_size=5), TEXT | st.none(), HEADERS),
+        ),
+    )
+)
+def test_whatever_a_message_holds_it_is_decoded_or_damaged(case: tuple[Codec, KafkaMessage]) -> None:
+    """Anybody may write to a topic: no message ends a replay with another error, and numbers have 64 bits."""
+    codec, message = case
+    try:
+        events = codec.decode(message)
+    except DamagedMessage:
+        return
+    assert all(0 <= event.ts < 1 << 64 for event in events)
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":1,"k":"YQ==","t":4}'), prefixed('{"op":[]}'))),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":1,"k":"YQ==","t":4}'), prefixed('{"op":true}'))),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":1,"k":"YQ==","t":[]}'), prefixed('{"op":1}'))),
+        (JsonCodec(), KafkaMessage(b"k", None, [("op", b"delete"), ("ts", b"9" * 5000)])),
+        (JsonCodec(), KafkaMessage(b"k", None, [("op", b"delete"), ("ts", b"18446744073709551616")])),
+        (JsonCodec(MessageEncoding.UTF8), KafkaMessage(b"k", b'{"op":"put","ts":1,"value":"\\ud800"}')),
+    ],
+)
+def test_crafted_messages_are_damaged(codec: Codec, message: KafkaMessage) -> None:
+    """Values of another type, numbers of 5,000 digits, halves of characters."""
+    with pytest.raises(DamagedMessage):
+        codec.decode(message)
+
+
+@pytest.mark.parametrize(
+    "metadata", ['{"ts":1e400}', '{"ts":-1}', '{"v":[]}', "[" * 9999, '{"ts":true}', "[]", '{"ts":"9"}']
+)
+def test_offsets_of_other_programs_have_no_record(metadata: str) -> None:
+    """What a commit's metadata holds is anybody's, too."""
+    with contextlib.suppress(SyncStateDamaged):
+        assert Record.load(metadata, "partition 0") == Record()
 
 
 @given(st.binary(max_size=100))

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import PATIENCE, eventually
 from tests.unit.incremental.statuses import WHOLE, status
 from tikv_br.errors import UsageError
 from tikv_br.incremental.watch.server import serve
@@ -257,13 +261,67 @@ def test_ipv6() -> None:
 
 
 def test_slow_clients_block_nobody_and_time_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that stop within a request are disconnected after the timeout; others are served all the time."""
-    monkeypatch.setattr(web._Handler, "timeout", 2.0)
+    """Clients that stop within a request, or send a byte now and then, are disconnected at the deadline; others are served meanwhile."""
+    monkeypatch.setattr(web, "REQUEST_TIMEOUT", 2.0)
     address = (client.address.host, client.address.port)
     with ExitStack() as stack:
         slow = []
-        for _ in range(40):  # the time of each runs from its connection
+        for _ in range(web.MAX_CONNECTIONS - 2):  # the time of each runs from its connection
             slow.append(stack.enter_context(socket.create_connection(address, timeout=60)))
             slow[-1].sendall(b"GET /healthz HT")
         assert client.get("/healthz")[0] == 200
+        dripping = stack.enter_context(socket.create_connection(address, timeout=60))
+        dripping.sendall(b"GET /healthz HTTP/1.0\r\nX: ")
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() < began + PATIENCE:
+                dripping.sendall(b"x")
+                time.sleep(0.1)
+        assert time.monotonic() < began + PATIENCE
         assert {each.recv(1) for each in slow} == {b""}
+
+
+def test_connections_are_bounded(client: Client) -> None:
+    """However many connect, the process keeps its files: those beyond the limit get 503, and the server is there afterwards."""
+    address = (client.address.host, client.address.port)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(address, timeout=60))
+        eventually(lambda: code_of(client) == 503)
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 200 + web.MAX_CONNECTIONS + 2
+    eventually(lambda: code_of(client) == 200)
+
+
+def code_of(client: Client) -> int:
+    """The code of an answer; 0 without one, as from a client that was refused before it had sent its request."""
+    try:
+        return client.get("/healthz")[0]
+    except (ConnectionError, http.client.HTTPException):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("{address}", 200),
+        ("localhost:1", 200),
+        ("10.1.2.3:8300", 200),
+        ("[fd00::1]:8300", 200),
+        (socket.gethostname(), 200),
+        ("rebound.example", 403),
+        ("rebound.example:8300", 403),
+        ("127.0.0.1.example", 403),
+        ("localhost.example", 403),
+        ("127.0.0.1@rebound.example", 403),
+        ("", 403),
+    ],
+)
+def test_without_a_key_only_names_of_this_server_are_answered(host: str, code: int, client: Client) -> None:
+    """A web site whose name is made to lead here sends that name. With a key it could not pass anyway."""
+    host = host.format(address=client.address)
+    for path in ("/", "/status", "/metrics", "/healthz"):
+        assert client.get(path, Host=host)[0] == code
+    with serving(key=SecretText("k" * 16)) as keyed:
+        headers = {"Host": host or "x", "Authorization": f"Bearer {'k' * 16}"}
+        assert keyed.get("/status", **headers)[0] == 200
