@@ -26,13 +26,17 @@ call waits beyond `cancellation.clean_up_seconds`. Why this is no library: `docs
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
 import random
 import threading
 import time
+import weakref
+from _thread import start_new_thread
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -103,6 +107,7 @@ class RetryPolicy:
 
 REPORT_SECONDS = 10.0
 """Seconds of a server's silence before it is logged."""
+WATCH_SECONDS = 0.5
 GAP_SECONDS = 40.0
 """A failure so long after the last one begins another outage: longer than a request and the wait before it take."""
 
@@ -110,7 +115,8 @@ GAP_SECONDS = 40.0
 class Outage:
     """Silence of a server, shared by all calls to it. Thread-safe.
 
-    It begins with the first failure and ends with the next answer to anybody; an outage of `REPORT_SECONDS` is logged, and its end.
+    It begins with the first failure and ends with the next answer to anybody. A silence of `REPORT_SECONDS` is logged while it lasts,
+    by a thread that watches the time: also if nothing has failed yet, as requests to a server that hangs do only by their timeouts.
     """
 
     def __init__(self, server: str, budget: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -120,31 +126,63 @@ class Outage:
         self._lock = threading.Lock()
         self._since: float | None = None
         self._failed = 0.0
-        self._reported = False
+        self._answered = -math.inf
+        self._pending: dict[object, float] = {}
+        """When each request was sent that should be answered soon."""
+        self._reported: float | None = None
+        """Begin of the silence that was logged."""
 
-    def fail(self) -> None:
-        """Note a request that was not answered."""
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """While a request is sent that should be answered soon: not one for much work. Its end is no answer, see `end` and `fail`."""
+        key = object()
+        self._pending[key] = self._clock()
+        _watch(self)
+        try:
+            yield
+        finally:
+            del self._pending[key]
+
+    def fail(self, began: float | None = None) -> None:
+        """Note a request that was not answered; it counts from now, or from when it began."""
         with self._lock:
             now = self._clock()
             if self._since is None or now - self._failed > GAP_SECONDS:
-                self._since, self._reported = now, False
+                self._since = now if began is None else max(began, self._answered)
             self._failed = now
-            seconds = now - self._since
-            if seconds < REPORT_SECONDS or self._reported or seconds >= self.budget:
-                return
-            self._reported = True
-        until = time.strftime("%H:%M:%S", time.gmtime(time.time() + self.budget - seconds))
-        log.warning("%s has not answered for %.0f s, trying until %s UTC", self.server, seconds, until)
+        self.report()
+        _watch(self)
 
     def end(self) -> None:
         """Note an answer, of any kind."""
-        if self._since is None:
+        self._answered = self._clock()
+        if self._since is None and self._reported is None:
             return
         with self._lock:
-            since, self._since = self._since, None
-            reported, self._reported = self._reported, False
-        if reported and since is not None:
-            log.warning("%s answers again, after %.0f s", self.server, self._clock() - since)
+            self._since = None
+            reported, self._reported = self._reported, None
+        if reported is not None:
+            log.warning("%s answers again, after %.0f s", self.server, self._answered - reported)
+
+    def report(self) -> None:
+        """Log a silence that has just become long; each once."""
+        with self._lock:
+            now, failing = self._clock(), self._since
+            if failing is not None and now - self._failed > GAP_SECONDS:
+                failing = None
+            waiting = min((max(sent, self._answered) for sent in self._pending.copy().values()), default=None)
+            began = [each for each in (failing, waiting) if each is not None]
+            if not began or now - (since := min(began)) < REPORT_SECONDS:
+                return
+            if self._reported is not None and since - self._reported < GAP_SECONDS:
+                return
+            left = self.budget - (0.0 if failing is None else now - failing)
+            if left <= 0:
+                return
+            self._reported = since
+        until = time.strftime("%H:%M:%S", time.gmtime(time.time() + left)) if math.isfinite(left) else ""
+        limit = f"trying until {until} UTC" if until else "waiting"
+        log.warning("%s has not answered for %.0f s, %s", self.server, now - since, limit)
 
     @property
     def seconds(self) -> float:
@@ -161,6 +199,43 @@ class Outage:
         """Raise `ClusterUnreachable` if clean-up has waited long enough for servers, and this one did not answer when last asked."""
         if self._since is not None and cancellation.clean_up_seconds() <= 0:
             raise ClusterUnreachable(f"{self.server} has not answered for {self.seconds:.0f} s")
+
+
+_watched: weakref.WeakSet[Outage] = weakref.WeakSet()
+_is_watching = False
+_watching = threading.Lock()
+
+
+def _watch(outage: Outage) -> None:
+    """Have a silence logged when its time has come; by one thread of the process."""
+    global _is_watching  # noqa: PLW0603 - the state of this process
+    if _is_watching and outage in _watched:
+        return
+    with _watching:
+        _watched.add(outage)
+        if _is_watching:
+            return
+        _is_watching = True
+    start_new_thread(_report_silences, ())  # `threading.Thread` waits for its start with locks that a signal breaks
+
+
+def _report_silences() -> None:
+    while True:
+        time.sleep(WATCH_SECONDS)
+        with _watching:
+            found = list(_watched)
+        for outage in found:
+            outage.report()
+        del found
+
+
+def _forget_watcher() -> None:
+    global _is_watching, _watching
+    _is_watching, _watching = False, threading.Lock()
+    _watched.clear()
+
+
+os.register_at_fork(after_in_child=_forget_watcher)
 
 
 class Backoffer:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.clock import Clock
+from tests.support.waiting import eventually
 from tikv_br import retry
 from tikv_br.cancellation import CLEAN_UP_SECONDS, SIGNAL_SECONDS, clean_up, clean_up_seconds, request_seconds
 from tikv_br.errors import ClusterUnreachable, EtcdUnreachable, RetryBudgetExhausted
@@ -280,3 +281,48 @@ def test_clean_ups_of_threads_end_in_any_order() -> None:
     assert clean_up_seconds() < CLEAN_UP_SECONDS
     second.__exit__(None, None, None)
     assert clean_up_seconds() == math.inf
+
+
+def test_a_server_that_hangs_is_logged_before_any_request_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """The line comes from the clock: once, whatever the requests become; answers to others show that the server does not hang."""
+    clock = Clock()
+    away = outage(clock)
+    with away.asking():
+        clock.now += 9
+        away.report()
+        assert caplog.messages == []
+        away.end()
+        clock.now += 9
+        away.report()
+        assert caplog.messages == []
+        clock.now += 1
+        away.report()
+        clock.now += 5
+        away.report()
+    assert len(caplog.messages) == 1
+    assert "has not answered for 10 s, trying until" in caplog.text
+    away.fail()
+    clock.now += 15
+    away.fail()
+    away.end()
+    assert caplog.messages[1:] == ["PD 1.2.3.4:2379 answers again, after 30 s"]
+
+
+def test_a_thread_watches_the_time(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a request hangs, or has failed and its next try is far away."""
+    monkeypatch.setattr(retry, "REPORT_SECONDS", 0.2)
+    away = Outage("store 1", math.inf)
+    with away.asking():
+        eventually(lambda: "store 1 has not answered for" in caplog.text)
+    failing = Outage("store 2", 60)
+    failing.fail()
+    eventually(lambda: "store 2 has not answered for" in caplog.text)
+
+
+def test_a_failure_that_comes_late_counts_from_its_begin(caplog: pytest.LogCaptureFixture) -> None:
+    """As of a call that was long about its work, until pings of its connection were not answered."""
+    clock = Clock()
+    away = outage(clock)
+    clock.now += 13
+    away.fail(clock.now - 13)
+    assert "has not answered for 13 s" in caplog.text

@@ -105,6 +105,7 @@ class Etcd:
             for address, channel in zip(self.endpoints, self._channels, strict=True)
         ]
         self._current = 0
+        self._outage = retry.Outage(f"etcd {', '.join(self.endpoints)}", retry_budget)
         self._token = ""
 
     @classmethod
@@ -225,22 +226,21 @@ class Etcd:
         while True:
             index = self._current
             member = self._members[index]
+            seconds = cancellation.request_seconds(timeout or self._request_timeout)
             try:
-                return run_in_worker_thread(
-                    partial(
-                        self._authenticated,
-                        member,
-                        send,
-                        cancellation.request_seconds(timeout or self._request_timeout),
-                    )
-                )
+                with self._outage.asking():
+                    answer = run_in_worker_thread(partial(self._authenticated, member, send, seconds))
             except grpc.RpcError as error:
                 failure = self._explain(member, error)
             except ValueError:  # gRPC raises it for a closed channel
                 if not self._closed:
                     raise
                 failure = EtcdUnreachable(f"etcd {member.address}: the connection was closed")
+            else:
+                self._outage.end()
+                return answer
             if isinstance(failure, EtcdUnreachable):
+                self._outage.fail()
                 self._switch_member(index)
                 if failure.outcome_unknown and not repeatable:
                     raise failure

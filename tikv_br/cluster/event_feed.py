@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
-from tikv_br.cluster.channel import open_channel, run_in_worker_thread, to_cluster_error
+from tikv_br.cluster.channel import open_channel, run_in_worker_thread
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.cluster.topology import Store
-from tikv_br.errors import ClusterUnreachable
+from tikv_br.errors import ClusterError, ClusterUnreachable
+from tikv_br.retry import Outage
 
 MULTIPLEXED = (("features", "stream-multiplexing"),)
 """Metadata of an EventFeedV2 call; without it the store treats the call as EventFeed."""
@@ -26,11 +27,19 @@ class EventFeed:
     the store has no such call, `ClusterTlsError` or `RequestRefused`.
     """
 
-    def __init__(self, store: Store, tls: TlsFiles, *, multiplexed: bool) -> None:
-        """`multiplexed` calls EventFeedV2, which older stores do not have."""
+    def __init__(
+        self,
+        store: Store,
+        tls: TlsFiles,
+        to_error: Callable[[grpc.RpcError], ClusterError],
+        outage: Outage,
+        *,
+        multiplexed: bool,
+    ) -> None:
+        """`multiplexed` calls EventFeedV2, which older stores do not have. ``outage`` is the store's."""
         self.store = store
         self.multiplexed = multiplexed
-        self._tls = tls
+        self._to_error, self._outage = to_error, outage
         self._requests: queue.SimpleQueue[cdcpb_pb2.ChangeDataRequest | None] = queue.SimpleQueue()
         self._channel = open_channel(store.address, tls, own_connection=True)
         call: grpc.StreamStreamMultiCallable[cdcpb_pb2.ChangeDataRequest, bytes] = self._channel.stream_stream(
@@ -46,9 +55,11 @@ class EventFeed:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            yield from self._answers
+            for answer in self._answers:
+                self._outage.end()
+                yield answer
         except grpc.RpcError as error:
-            raise to_cluster_error(error, str(self), self._tls) from None
+            raise self._to_error(error) from None
         finally:
             self.cancel()
         raise ClusterUnreachable(f"{self}: the store ended the feed")

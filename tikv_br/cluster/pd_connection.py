@@ -151,7 +151,8 @@ class PdConnection:
                 try:
                     if self.outage.is_spent:  # the only try: not with a leader of before
                         leader = self._leader = run_in_worker_thread(self._find_leader)
-                    answer = run_in_worker_thread(functools.partial(send, leader))
+                    with self.outage.asking():
+                        answer = run_in_worker_thread(functools.partial(send, leader))
                 except grpc.RpcError as error:
                     failure = self._failure(error, leader)
                 except ClusterUnreachable as error:

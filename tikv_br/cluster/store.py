@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,7 +11,7 @@ import grpc
 
 from tikv_br import cancellation
 from tikv_br.cancellation import TaskCancelled, request_seconds
-from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of, to_cluster_error
+from tikv_br.cluster.channel import PING_SECONDS, open_channel, run_in_worker_thread, status_of, to_cluster_error
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
@@ -98,7 +99,8 @@ class StoreClient:
     ) -> Response:
         """Send one request of `kv`; `timeout` in seconds, by default the config's. With one of its own it can be cancelled."""
         if timeout is None:
-            return self._answer(lambda: method(request, timeout=request_seconds(self._config.request_timeout)))
+            with self._outage.asking():
+                return self._answer(lambda: method(request, timeout=request_seconds(self._config.request_timeout)))
         return self._run_long(lambda: method.future(request, timeout=request_seconds(timeout)))
 
     def raw_scan(self, request: kvrpcpb_pb2.RawScanRequest) -> bytes:
@@ -128,7 +130,7 @@ class StoreClient:
 
     def event_feed(self, *, multiplexed: bool) -> EventFeed:
         """A new feed of changes over a connection of its own; see `EventFeed`."""
-        return EventFeed(self.store, self._config.tls, multiplexed=multiplexed)
+        return EventFeed(self.store, self._config.tls, self._failure, self._outage, multiplexed=multiplexed)
 
     def download(
         self, request: import_sstpb_pb2.DownloadRequest, *, extra_seconds: float = 0.0
@@ -208,12 +210,19 @@ class StoreClient:
             raise
 
     def _failure(self, error: grpc.RpcError) -> ClusterError:
-        if status_of(error)[0] in _SILENCE:
-            self._outage.fail()
+        code, details = status_of(error)
+        if code in _SILENCE:
+            # A call that may take long shows only by the pings that are not answered that the store hangs.
+            self._outage.fail(time.monotonic() - PING_SECONDS if _is_ping_timeout(details) else None)
         return to_cluster_error(error, str(self), self._config.tls)
 
     def __str__(self) -> str:
         return f"store {self.store.id} ({self.store.address})"
+
+
+def _is_ping_timeout(details: str) -> bool:
+    lowered = details.lower()
+    return "ping timeout" in lowered or "keepalive" in lowered
 
 
 class BackupStream:

@@ -233,7 +233,8 @@ class CloudObjectStore(CloudFailures, ObjectStore):
         while True:
             began = time.monotonic()
             try:
-                result = send(self._store)
+                with self._health.outage.asking():
+                    result = send(self._store)
             except _REQUEST_FAILURES as error:
                 failure, problem = failure_of(error), self._translate(error, action, name)
                 if failure.answered and not failure.is_transient:

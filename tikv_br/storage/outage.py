@@ -16,7 +16,7 @@ from functools import partial
 
 from tikv_br import cancellation
 from tikv_br.errors import StorageUnreachable, TikvBrError
-from tikv_br.retry import STORAGE_UNREACHABLE, RetryPolicy
+from tikv_br.retry import STORAGE_UNREACHABLE, Outage, RetryPolicy
 
 PATIENCE_SECONDS = 60.0
 """Default of `--storage-patience`: how long a location that has answered before may be unavailable."""
@@ -49,12 +49,15 @@ class LocationHealth:
 
     def __init__(
         self,
+        place: str,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = cancellation.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.has_answered = False
+        self.outage = Outage(place, math.inf, clock=clock)
+        """Logs that the location is silent."""
         self._clock, self._sleep, self._chance = clock, sleep, chance
         self._last_answer = clock()
         self._away_since: float | None = None
@@ -76,11 +79,13 @@ class LocationHealth:
         self._last_answer = self._clock()
         self.has_answered = True
         self._away_since = self._given_up_at = None
+        self.outage.end()
 
     def failed(self, began: float) -> None:
         """Record a request, sent at `began`, that the location did not answer."""
         if self._away_since is None:
             self._away_since = max(began, self._last_answer) if self.has_answered else began
+        self.outage.fail(began)
 
     def wait(self, ask: Callable[[], TikvBrError | None], patience: float) -> None:
         """Return once the location answers.
@@ -93,12 +98,13 @@ class LocationHealth:
         while not self._asking.acquire(timeout=_CHECK_SECONDS):
             cancellation.check()
         try:
-            tries = 0
+            self.outage.budget, tries = patience, 0
             while not self.is_answering:
                 began = self._clock()
                 if self._given_up_at is not None and began - self._given_up_at < HOLD_SECONDS:
                     raise self._final()
-                problem = ask()
+                with self.outage.asking():
+                    problem = ask()
                 if problem is None:
                     self.succeeded()
                     return
@@ -138,4 +144,4 @@ _creating = threading.Lock()
 def health_of(key: Key) -> LocationHealth:
     """The record of this process for a location."""
     with _creating:
-        return _health.setdefault(key, LocationHealth())
+        return _health.setdefault(key, LocationHealth(f"storage {' '.join(filter(None, key))}"))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from tests.support.clock import Clock
 from tests.support.tools import Terminal
 from tikv_br.cli.groups import leaves
 from tikv_br.cli.log import LogForm, LogLevel, configure, is_debug, reset
@@ -228,7 +229,8 @@ def test_an_outage_is_on_the_console_beside_a_log_file(tmp_path: Path, capsys: p
     file = tmp_path / "log"
     configure(file=str(file))
     logging.getLogger("tikv_br.cluster").warning("something else")
-    silent_for(Outage("PD 1.2.3.4:2379", 60.0, clock=iter((0.0, 10.0)).__next__))
+    clock = Clock()
+    silent_for(Outage("PD 1.2.3.4:2379", 60.0, clock=clock), clock)
     [line] = capsys.readouterr().err.splitlines()
     assert "WARNING" in line
     assert "PD 1.2.3.4:2379 has not answered for 10 s, trying until" in line
@@ -238,17 +240,18 @@ def test_an_outage_is_on_the_console_beside_a_log_file(tmp_path: Path, capsys: p
 def test_an_outage_does_not_break_the_bar() -> None:
     """On a terminal its line is above the bar, which is redrawn."""
     configure()
-    terminal = Terminal()
+    terminal, clock = Terminal(), Clock()
     with BarProgress(terminal) as display:
         display(StepStarted("scan", 1, 1))
-        silent_for(Outage("PD", 60.0, clock=iter((0.0, 10.0)).__next__))
+        silent_for(Outage("PD", 60.0, clock=clock), clock)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n")
     assert [
         line for line in plain.splitlines() if re.search(r"WARNING .* PD has not answered for 10 s, trying until", line)
     ]
 
 
-def silent_for(outage: Outage) -> None:
-    """Let a server miss two requests."""
+def silent_for(outage: Outage, clock: Clock) -> None:
+    """Let a server miss two requests, ten seconds apart."""
     outage.fail()
+    clock.now += 10
     outage.fail()

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from tests.support.scripted_grpc import Entry
+from tests.support.waiting import eventually
 from tests.unit.cluster.fakes import FakeCluster, client, region, region_error, with_leader
+from tikv_br import retry
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS
@@ -334,3 +336,19 @@ def test_a_negative_ttl_is_refused(fake: FakeCluster) -> None:
     """Before protobuf would complain."""
     with pytest.raises(UsageError, match="negative"):
         client(fake, V2).put(b"k", b"v", ttl=-1)
+
+
+def test_a_store_that_hangs_is_logged_though_no_request_has_failed(
+    fake: FakeCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that it answers again."""
+    monkeypatch.setattr(retry, "REPORT_SECONDS", 0.3)
+    name = f"store {fake.stores[1].address}"
+
+    def hang(_data: bytes) -> kvrpcpb_pb2.RawGetResponse:
+        eventually(lambda: f"{name} has not answered for" in caplog.text)
+        return kvrpcpb_pb2.RawGetResponse(value=b"v")
+
+    fake.kv("RawGet", hang)
+    assert client(fake).get(b"k") == b"v"
+    assert f"{name} answers again" in caplog.text

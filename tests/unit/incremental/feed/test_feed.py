@@ -29,7 +29,7 @@ from tests.unit.incremental.feed.fakes import (
     rows,
     until_resolved,
 )
-from tikv_br.cluster import event_feed
+from tikv_br.cluster import store
 from tikv_br.cluster.channel import to_cluster_error
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import TlsFiles
@@ -247,7 +247,7 @@ def broken_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
         known = to_cluster_error(error, who, tls)
         return ClusterTlsError(known.message) if "handshake" in known.message else known
 
-    monkeypatch.setattr(event_feed, "to_cluster_error", explain)
+    monkeypatch.setattr(store, "to_cluster_error", explain)
 
 
 @pytest.mark.usefixtures("broken_handshakes")
