@@ -6,15 +6,16 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tikv_br import cancellation
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind
-from tikv_br.backupset.rows import count_fences, file_errors, kind_of, open_file, value_check
+from tikv_br.backupset.rows import count_fences, file_errors, kind_of, open_file, read_rows, value_check
 from tikv_br.cancellation import Cancellation, inherit
 from tikv_br.errors import BackupDamaged
-from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
+from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec, KeyMode
 from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.table import EndKeys, Table
 
@@ -46,6 +47,10 @@ class FileFacts:
     """Stored rows."""
     fences: int = 0
     """Rows of transactions that readers of another cluster take for deleted."""
+    largest_key: int = 0
+    """Bytes of the longest RPC key; 0 = the rows were not read, as is `largest_row`."""
+    largest_row: int = 0
+    """Bytes of the largest row, as `RowLimits.row` counts."""
 
 
 def inspect_files(
@@ -121,7 +126,26 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: i
         inspected = inspect(backup, file, min(pieces, file.total_bytes // PIECE_BYTES))
     if file.cf == "default" and inspected.rows != file.total_kvs:
         raise rows_differ(file, inspected.rows, file.total_kvs)
+    if check is FileCheck.CONTENT and backup.key_mode is KeyMode.RAW:
+        largest_key, largest_row = _largest(backup, file)
+        return replace(inspected, largest_key=largest_key, largest_row=largest_row)
     return inspected
+
+
+def _largest(backup: BackupSet, file: FileEntry) -> tuple[int, int]:
+    """The bytes of the longest RPC key of a file, and of its largest row."""
+    import numpy as np
+
+    from tikv_br.formats import columns
+
+    codec = codec_of(backup.api_version, file.key_range)
+    longest = largest = 0
+    for rows in read_rows(backup.store, file, codec):
+        cancellation.check()
+        keys, values = (np.diff(columns.view(rows[name])[0]).astype(np.int64) for name in ("key", "value"))
+        longest = max(longest, int(keys.max()) + len(codec.prefix))
+        largest = max(largest, int((keys + keys // GROUP + values).max()))
+    return longest, largest
 
 
 def rows_differ(file: FileEntry, rows: int, recorded: int) -> BackupDamaged:

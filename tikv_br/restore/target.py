@@ -18,6 +18,7 @@ from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, subtract
 from tikv_br.formats.keys.text import show_both
 from tikv_br.progress_events import Notice
+from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.inspect import BackgroundInspection
 from tikv_br.restore.resume import (
@@ -123,8 +124,28 @@ def check_files(context: RestoreContext) -> None:
         return
     took_longer = not context.inspection.is_done
     context.facts = context.inspection.result()
+    report_large_rows(context)
     if took_longer:
         check_target(context)
+
+
+def report_large_rows(context: RestoreContext) -> None:
+    """Report files with rows that the target's stores ingest, but would refuse to overwrite or delete. Whoever moves data needs these, too."""
+    limits, found = context.cluster.row_limits(KeyCodec(context.codec.api_version)), []
+    for part in context.todo:
+        facts, grown = context.facts[part.file.name], len(part.rewrite.new) - len(part.rewrite.old)
+        longest = facts.largest_key + grown if facts.largest_key else 0
+        if longest > limits.key + len(KeyCodec(context.codec.api_version).prefix) or facts.largest_row > limits.row:
+            found.append((part.file.name, longest, facts.largest_row))
+    if found:
+        name, longest, largest = max(found, key=lambda each: each[1:])
+        context.reporter(
+            Notice(
+                f"{counted(len(found), 'file')} {'has' if len(found) == 1 else 'have'} rows that no client will be able to overwrite or "
+                f"delete: {name} has keys of up to {longest:,} bytes and rows of up to {largest:,}. Raise storage.max-key-size and "
+                "raftstore.raft-entry-max-size of the target's stores"
+            )
+        )
 
 
 def look_for_rows(context: RestoreContext) -> None:

@@ -24,6 +24,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import StepStarted
+from tikv_br.restore.inspect import FileCheck
 from tikv_br.restore.options import Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.url import StorageLocation, parse
@@ -180,6 +181,26 @@ def test_prefixes_of_any_length_are_rewritten_by_v1_stores(golden: Path, tmp_pat
             v1.raw().delete_range(EVERY_KEY)
         with pytest.raises(UsageError, match="keyspace"):
             restore_golden(v1, golden, "v1", to_keyspace="1")
+
+
+def test_keys_that_become_too_long(tmp_path: Path) -> None:
+    """They are restored, and reported where the files are read: stores refuse puts and deletes of keys of more than 8,192 bytes."""
+    place = parse(f"local://{tmp_path / 'backup'}")
+    with live_cluster(tmp_path / "v1", ApiVersion.V1, stores=1) as v1:
+        v1.raw().put(b"k" * 8000, b"value")
+        backup(BackupOptions(v1.config, place, executor="driver"))
+        for size, reported in ((193, False), (194, True)):
+            said: list[str] = []
+            restore(
+                RestoreOptions(v1.config, place, rewrite_prefix=(b"k", b"l" * size), file_check=FileCheck.CONTENT),
+                lambda event, said=said: said.append(str(event)),  # type: ignore[misc]
+            )
+            assert v1.raw().get(b"l" * size + b"k" * 7999) == b"value"
+            assert any("no client will be able to overwrite" in each for each in said) is reported
+            if not reported:
+                v1.raw().delete(b"l" * size + b"k" * 7999)
+        with pytest.raises(UsageError, match="max key size exceeded"):
+            v1.raw().delete(b"l" * 194 + b"k" * 7999)
 
 
 def test_one_keyspace_of_several(live: LiveCluster, tmp_path: Path) -> None:
