@@ -1,8 +1,12 @@
-"""Replaces credentials in output and logs by ``***``: a safety net behind code that should not print any."""
+"""What text must not carry out of the process: credentials, and control characters, which may come from files of others.
+
+Credentials become ``***``: a safety net behind code that should not print any.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _SECRETS = re.compile(
     r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|password|authorization"
@@ -64,3 +68,30 @@ def redact(text: str) -> str:
     text = _SECRETS.sub(r"\1***", _PRIVATE_KEY.sub("***", text))
     text = _SECRET_URLS.sub(r"\1***", _PAIRS.sub(_mask_pair, text))
     return _USER_INFO.sub(r"\1***@", _KAFKA_USER_INFO.sub(r"\1***@", text))
+
+
+def visible(text: str, keep: str = "") -> str:
+    """A text with control, direction and line-end characters and lone surrogates as escapes, except those in ``keep``.
+
+    A terminal would obey them, and a line break would look like a line of our own.
+    """
+    plain = text
+    for char in keep:
+        plain = plain.replace(char, "")
+    if plain.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape", "surrogatepass").decode("ascii")
+        if _is_control(char) and char not in keep
+        else char
+        for char in text
+    )
+
+
+def visible_lines(text: str) -> str:
+    """A text of several lines, as `visible`."""
+    return visible(text, keep="\n\t")
+
+
+def _is_control(char: str) -> bool:
+    return not char.isprintable() and unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"}

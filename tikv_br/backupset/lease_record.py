@@ -13,6 +13,7 @@ from pathlib import Path
 from tikv_br import records
 from tikv_br.backupset import layout
 from tikv_br.errors import BackupDamaged, StorageConflict, StorageObjectMissing
+from tikv_br.redaction import visible
 from tikv_br.storage.base import ObjectStore, create_once, no_conditional_writes, put_until_answered
 
 _PROC = Path("/proc")
@@ -49,7 +50,7 @@ class LeaseOwner:
         return bool(self.machine) and self.machine == _machine() and not self.is_gone
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
+        return visible(f"process {self.pid} on {self.host}")
 
 
 @functools.cache
@@ -111,7 +112,7 @@ class Lease:
         left = self.expires_ms / 1000 - time.time()
         until = f"expires in {left:.0f} s unless renewed" if left > 0 else f"expired {-left:.0f} s ago"
         run = f" (run {self.run})" if self.run else ""
-        return f"{self.work} by {self.owner}{run}, {until}"
+        return visible(f"{self.work} by {self.owner}{run}, {until}")
 
 
 @dataclass(frozen=True, slots=True)

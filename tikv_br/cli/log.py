@@ -15,7 +15,7 @@ from typing import TextIO
 
 from tikv_br import retry, run_id
 from tikv_br.errors import UsageError
-from tikv_br.redaction import redact
+from tikv_br.redaction import redact, visible, visible_lines
 from tikv_br.storage.cloud_options import expand_home
 
 
@@ -58,7 +58,11 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         record.run_id = run_id.current() or "-"
-        return redact(super().format(record))
+        return redact(visible_lines(super().format(record)))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the standard library
+        record.message = visible(record.message)
+        return super().formatMessage(record)
 
 
 class _JsonFormatter(logging.Formatter):

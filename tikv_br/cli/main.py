@@ -22,7 +22,7 @@ from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
 from tikv_br.cli.settings import Invocation
 from tikv_br.environment import drop_foreign_variables
 from tikv_br.errors import OutputClosed, OutputFailed, TikvBrError, UsageError
-from tikv_br.redaction import redact, secrets_in
+from tikv_br.redaction import redact, secrets_in, visible, visible_lines
 
 PROGRAM = "tikv-br"
 
@@ -176,7 +176,7 @@ def _fail(error: TikvBrError, *, is_json: bool) -> int:
     if isinstance(error, OutputClosed):
         return error.exit_code
     if log.is_debug() and error.__traceback__ is not None:
-        sys.stderr.write(redact("".join(traceback.format_exception(error))))
+        sys.stderr.write(visible_lines(redact("".join(traceback.format_exception(error)))))
     if log.has_file():
         logging.getLogger(__name__).error("%s: %s (exit code %d)", error.name, error.message, error.exit_code)
     if is_json and not isinstance(error, OutputFailed):
@@ -185,9 +185,9 @@ def _fail(error: TikvBrError, *, is_json: bool) -> int:
             Output(OutputForm.JSON).result("exit_error", fields)
     else:
         with contextlib.suppress(OSError):
-            sys.stderr.write(redact(f"Error: {error.message}") + "\n")
+            sys.stderr.write(visible(redact(f"Error: {error.message}")) + "\n")
             if error.hint:  # redacted separately: the last word of a message may be the name of a credential
-                sys.stderr.write(redact(f"Hint: {error.hint}") + "\n")
+                sys.stderr.write(visible(redact(f"Hint: {error.hint}")) + "\n")
     return error.exit_code
 
 

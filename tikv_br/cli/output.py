@@ -23,6 +23,7 @@ from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, TikvBrError,
 from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import format_key, parse_key, show_key
+from tikv_br.redaction import visible, visible_lines
 from tikv_br.report import draft
 from tikv_br.report.draft import Draft
 
@@ -105,7 +106,7 @@ def confirmation(command: str, *, yes: bool) -> Callable[[str], None]:
         raise UsageError(f"{command} asks before it removes anything, and there is no terminal", hint="Pass --yes.")
 
     def ask(question: str) -> None:
-        if not yes and not typer.confirm(question, err=True):
+        if not yes and not typer.confirm(visible(question), err=True):
             raise Interrupted("nothing was removed")
 
     return ask
@@ -145,8 +146,8 @@ class Output:
         self._write((json.dumps(fields, separators=(",", ":")) if self.is_json else text) + "\n")
 
     def lines(self, text: str) -> None:
-        """Write ready lines (with their line ends) at once: the quick way for bulk rows."""
-        self._write(text)
+        """Write ready lines (with their line ends) at once: the quick way for bulk rows, whose bytes are escaped already."""
+        self._write(text, ready=True)
 
     def data(self, data: bytes) -> None:
         """Write bytes as they are, and a line end: for people's form only."""
@@ -187,9 +188,9 @@ class Output:
         except OSError as error:
             raise _failure(self._stream, error) from None
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, *, ready: bool = False) -> None:
         try:
-            self._stream.write(text)
+            self._stream.write(text if ready or self.is_json else visible_lines(text))
             if self._stream.isatty() or self.is_json:
                 self._stream.flush()
         except OSError as error:

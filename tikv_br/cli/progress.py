@@ -14,6 +14,7 @@ from typing import Any, Self, TextIO
 from tikv_br.cli import log
 from tikv_br.cli.output import Output, human_bytes, human_seconds, picked, use_colour
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
+from tikv_br.redaction import visible
 
 LINE_SECONDS, LASTING_SECONDS = 10.0, 1.0
 JSON_SECONDS = 30.0
@@ -222,9 +223,9 @@ def describe(event: Event) -> str:
         case StepUndone(name, ""):
             return f"undone: {name}"
         case StepUndone(name, problem):
-            return f"NOT undone: {name}: {problem}"
+            return visible(f"NOT undone: {name}: {problem}")
         case Notice(message):
-            return message
+            return visible(message)
         case TasksProgress(tasks_done=tasks, tasks_total=total):
             of_tasks = f"{tasks:,}/{total:,} tasks, " if total else ""
             elapsed = f"{_duration(event.seconds)} elapsed"

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
+from tikv_br.redaction import visible
+
 LIST_WIDTH = 60
 """A terminal narrower than this gets a list of lines instead of a table without some columns."""
 MIN_PROSE = 16
@@ -41,6 +43,7 @@ def table(
     enough either, or the terminal is narrow, each row becomes a list of lines.
     """
     names, dropped = list(columns), list[str]()
+    rows = [[visible(cell) for cell in row] for row in rows]
     for candidate in ("", *drop):
         if candidate:
             names.remove(candidate)
@@ -59,6 +62,7 @@ def table(
 
 def pairs(rows: Sequence[tuple[str, str]], width: int | None = None, *, indent: int = 0, least: int = 0) -> str:
     """Names and values in two columns, the first at least `least` wide; long values wrap at words, below their beginning."""
+    rows = [(visible(name), visible(value)) for name, value in rows]
     first = max([least, *(len(name) for name, _ in rows)])
     begin = indent + first + GAP
     if width is not None and begin > width // 2:  # no room beside the names

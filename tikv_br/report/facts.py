@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import unicodedata
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -46,19 +45,6 @@ def day(milliseconds: int) -> str:
 def short_key(text: str) -> str:
     """A key in hex, truncated if it is long; a dash for none."""
     return (text if len(text) <= 40 else f"{text[:36]}…") or NONE
-
-
-def visible(text: str) -> str:
-    """A text with control and direction characters and lone surrogates as escapes."""
-    return "".join(
-        char.encode("unicode_escape", "surrogatepass").decode("ascii") if _is_invisible(char) else char for char in text
-    )
-
-
-def _is_invisible(char: str) -> bool:
-    return (
-        not char.isprintable() and unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and char not in "\n\t"
-    )
 
 
 def _seconds(value: float) -> str:

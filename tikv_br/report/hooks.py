@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from tikv_br.errors import UsageError
 from tikv_br.patience import in_background
+from tikv_br.redaction import visible
 from tikv_br.storage.crypter import SecretText
 
 PATIENCE = 20.0
@@ -176,10 +177,10 @@ def _run(command: tuple[str, ...], prefix: str, body: Mapping[str, object]) -> N
 
 
 def _text(value: object) -> str:
-    """Format a figure as an environment variable; empty if not measured."""
+    """Format a figure as an environment variable; empty if not measured. Messages may repeat names from files of others."""
     if isinstance(value, tuple):
-        return ", ".join(value)
-    return "" if value is None else str(value)
+        return visible(", ".join(value))
+    return "" if value is None else visible(str(value))
 
 
 def _reason(error: Exception) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tikv_br.cluster.timestamps import physical_ms
+from tikv_br.redaction import visible_lines
 from tikv_br.report import plot
-from tikv_br.report.facts import Cell, counted, day, figure, short_key, utc, visible
+from tikv_br.report.facts import Cell, counted, day, figure, short_key, utc
 from tikv_br.report.recorder import Phase, Sample
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _environment(package: str) -> Environment:
     from markupsafe import Markup
 
     def finalize(value: object) -> object:
-        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        return visible_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     own = "tikv_br.report"
     made = Environment(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import typer
 import typer.main
 
+from tikv_br.backupset.lease_record import Lease, LeaseOwner
 from tikv_br.cli import main, shared
 from tikv_br.cli.main import Commands, run, wants_json
-from tikv_br.errors import StorageDenied
+from tikv_br.errors import LeaseHeld, StorageDenied
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -143,3 +145,27 @@ def test_default_command_of_a_group_need_not_be_named(capsys: pytest.CaptureFixt
     assert "tikv-br restore raw --help" in capsys.readouterr().err
     assert run(["restore", "--help"]) == 0
     assert "raw" in capsys.readouterr().out
+
+
+HOSTILE = "host\n\x1b]0;title\x07\x1b[2J\u202eError: all is well\r\u2028"
+ESCAPED = r"host\n\x1b]0;title\x07\x1b[2J\u202eError: all is well\r\u2028"
+
+
+def test_no_control_character_of_a_record_reaches_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Names of hosts and paths come from files that others may have written: message, hint, log file and JSON have escapes."""
+    owner = LeaseOwner(HOSTILE, "m", 1, 1)
+    failing(monkeypatch, LeaseHeld(f"in use: {Lease('t', owner, HOSTILE, HOSTILE, 1)}", hint=HOSTILE))
+    assert run(["version", "--log-file", str(tmp_path / "log")]) == LeaseHeld.exit_code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["Error", "Hint"]
+    assert f"process 1 on {ESCAPED}" in err
+    written = (tmp_path / "log").read_text()
+    assert len(written.splitlines()) == 1
+    for text in (err, written):
+        assert text.replace("\n", "").isprintable()
+    assert run(["version", "--output", "json"]) == LeaseHeld.exit_code
+    line = capsys.readouterr().out
+    assert line.removesuffix("\n").isprintable()

@@ -16,7 +16,9 @@ from tests.support.tools import Terminal
 from tikv_br import run_id
 from tikv_br.cli.main import run
 from tikv_br.cli.output import Output, OutputForm, failure_of, listed, use_colour
+from tikv_br.cli.progress import describe
 from tikv_br.errors import OutputClosed
+from tikv_br.progress_events import Notice, StepUndone
 
 
 def test_json_lines_carry_their_type_and_rows_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +107,29 @@ def test_a_missing_option_is_named_with_what_to_pass(capsys: pytest.CaptureFixtu
         "Error: --storage is missing",
         "Hint: Pass --storage URL or set TIKV_BR_STORAGE. See `tikv-br log status --help`.",
     ]
+
+
+def test_values_of_records_cannot_control_the_terminal() -> None:
+    """In cells, pairs and texts: a line break in a value makes no further line, an escape sequence is shown."""
+    stream = io.StringIO()
+    out = Output(stream=stream)
+    hostile = "a\n\x1b[2Jb\x9b1m\u202e"
+    out.table(("id", "path"), [("1", hostile), ("2", "b")])
+    out.pairs([("path", hostile)])
+    out.result("summary", {}, "one\x1b[31m\ntwo")
+    out.row({}, "row\x07")
+    assert stream.getvalue().splitlines() == [
+        "id  path",
+        r"1   a\n\x1b[2Jb\x9b1m\u202e",
+        "2   b",
+        r"path  a\n\x1b[2Jb\x9b1m\u202e",
+        r"one\x1b[31m",
+        "two",
+        r"row\x07",
+    ]
+
+
+def test_events_are_one_line_each() -> None:
+    """Notices repeat names from records of others."""
+    assert describe(Notice("from\n\x1b[2Jhost")) == r"from\n\x1b[2Jhost"
+    assert describe(StepUndone("x", "why\rnot")) == r"NOT undone: x: why\rnot"

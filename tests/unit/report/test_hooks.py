@@ -63,8 +63,9 @@ def test_a_failure_runs_the_command_with_what_failed(tmp_path: Path) -> None:
     command = f'{sys.executable} -c "{script}"'
     run(HookFlags(on_failure=command))
     assert not seen.exists()
-    run(HookFlags(on_failure=command), TikvBrError("s3://ak:s3cr3t@bucket is away", hint="Wait."))
+    run(HookFlags(on_failure=command), TikvBrError("s3://ak:s3cr3t@bucket is away\n\x1b[2J", hint="Wait."))
     told = json.loads(seen.read_text())
+    assert told["TIKV_BR_HOOK_MESSAGE"].endswith(r"is away\n\x1b[2J")
     assert (told["TIKV_BR_HOOK_COMMAND"], told["TIKV_BR_HOOK_EXIT_CODE"]) == ("backup raw", "1")
     assert told["TIKV_BR_HOOK_HINT"] == "Wait."
     assert "s3cr3t" not in told["TIKV_BR_HOOK_MESSAGE"]

@@ -15,7 +15,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.run import COMPARISON
 from tikv_br.errors import Interrupted, StorageUnreachable, TikvBrError, UsageError
 from tikv_br.progress_events import Notice, StepStarted, silent
-from tikv_br.report.facts import visible
+from tikv_br.redaction import visible_lines
 from tikv_br.report.operation import CHECKS, ReportFile
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.steps import restore_steps
@@ -88,7 +88,7 @@ def test_hostile_texts_are_inert(tmp_path: Path) -> None:
     both = page + (tmp_path / "x.json").read_text()
     assert "s3cret" not in both
     assert json.loads((tmp_path / "x.json").read_text())["notices"] == [HOSTILE]
-    assert visible("schlüssel-鍵\n\t👍") == "schlüssel-鍵\n\t👍"
+    assert visible_lines("schlüssel-鍵\n\t👍") == "schlüssel-鍵\n\t👍"
 
 
 def test_a_report_replaces_another_and_leaves_nothing_else(tmp_path: Path) -> None:
