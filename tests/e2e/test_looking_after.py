@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 from tests.e2e.command import Done, succeed, tikv_br
 from tests.e2e.conftest import Playgrounds
-from tests.integration.s3_servers import SECRET_KEY, versitygw_server
+from tests.integration.s3_servers import ACCESS_KEY, SECRET_KEY, moto_server, versitygw_server
 
 VALUE = "value of the first day"
 
@@ -248,6 +251,46 @@ def test_the_same_over_s3(playgrounds: Playgrounds, tmp_path: Path) -> None:
         left = {item["Key"] for item in server.admin.list_objects_v2(Bucket="backups")["Contents"]}
         assert not any(key.startswith("drills/one/") for key in left)
         assert SECRET_KEY not in said.out + said.err + pruned.out + pruned.err
+
+
+AWS = """
+import sys, boto3, jmespath, argparse
+words = argparse.ArgumentParser()
+for name in ("command", "operation", "--endpoint-url", "--bucket", "--prefix", "--query", "--output", "--key", "--version-id"):
+    words.add_argument(name)
+said = words.parse_args()
+s3 = boto3.client("s3", endpoint_url=said.endpoint_url)
+if said.operation == "delete-object":
+    s3.delete_object(Bucket=said.bucket, Key=said.key, VersionId=said.version_id)
+else:
+    found = s3.list_object_versions(Bucket=said.bucket, Prefix=said.prefix)
+    for row in jmespath.search(said.query, found) or ():
+        print(*row, sep="\\t")
+"""
+"""The two calls of the AWS client that an undo consists of, by Amazon's own library."""
+
+
+@pytest.mark.usefixtures("made")
+def test_the_undo_of_a_prune_brings_back_what_it_removed(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """In a bucket with versioning, by the commands that `prune` prints."""
+    with moto_server() as server:
+        server.admin.put_bucket_versioning(Bucket="backups", VersioningConfiguration={"Status": "Enabled"})
+        for name in ("one", "two"):
+            back_up(playgrounds["v1ttl"], server.url(f"drills/it's {name}"))
+        root = server.url("drills")
+        pruned = succeed("prune", "-s", root, "--keep-last", "1", "--confirm", "--output", "json")
+        assert len(backups(root)) == 1
+        undo = [str(each["command"]) for each in pruned.lines if each["message_type"] == "undo"]
+        assert SECRET_KEY not in "".join(undo)
+        aws = tmp_path / "aws"
+        aws.write_text(f"#!{sys.executable}\n{AWS}")
+        aws.chmod(0o755)
+        keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_DEFAULT_REGION": "us-east-1"}
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        subprocess.run(["sh", "-c", undo[0]], env={**os.environ, **keys, "PATH": path}, check=True)
+        succeed("list", "-s", root, "--rebuild")
+        assert len(backups(root)) == 2
+        succeed("verify", server.url("drills/it's one"), "--executor", "driver")
 
 
 def test_list_of_a_backup_shows_it(root: str) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import confirmation, human_bytes, picked
+from tikv_br.cli.output import Output, confirmation, human_bytes, picked
 from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupDamaged, LeaseHeld, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.backupset.prune import PrunePlan, RetentionDecision
+    from tikv_br.storage.url import StorageLocation
 
 log = logging.getLogger(__name__)
+BY_TAB = """IFS="$(printf '\\t')\""""
+"""For `read`, as names of objects may contain blanks."""
 COLUMNS = ("action", "id", "finished", "size", "path", "because")
 
 
@@ -34,7 +39,10 @@ class DeleteFlags(backup_flags.ChosenBackupFlags):
 
 @command("delete", example="--storage s3://backups 3fa2")
 def delete_backup(flags: DeleteFlags, context: typer.Context) -> None:
-    """Delete one complete backup. Fails if it is pinned, or the base of an incremental one."""
+    """Delete one complete backup. Fails if it is pinned, or the base of an incremental one.
+
+    There is no undo but the storage's: versioning or soft delete of the bucket.
+    """
     from tikv_br.backupset import prune
 
     ask = None if flags.dry_run else confirmation("delete", yes=flags.yes)
@@ -46,6 +54,8 @@ def delete_backup(flags: DeleteFlags, context: typer.Context) -> None:
         ask(f"Delete {what}?")
         prune.delete(index, listed)
     fields = {"id": entry.id, "path": entry.path, "removed_bytes": entry.backup_size, "dry_run": flags.dry_run}
+    if not flags.dry_run:
+        _show_undo(flags.out, index.root.location, [entry.path])
     flags.out.result("summary", fields, f"{what} {'would be deleted (dry run)' if flags.dry_run else 'is deleted'}")
 
 
@@ -74,7 +84,10 @@ class PruneFlags(backup_flags.IndexFlags):
 
 @command("prune", example="--storage s3://backups --keep-daily 7 --keep-weekly 4 --yes")
 def prune(flags: PruneFlags) -> None:
-    """Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately."""
+    """Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately.
+
+    There is no undo but the storage's: versioning or soft delete of the bucket.
+    """
     from tikv_br.backupset.prune import plan
     from tikv_br.backupset.retention import Policy
 
@@ -88,6 +101,7 @@ def prune(flags: PruneFlags) -> None:
                 "nothing was removed: --yes is missing", hint="Pass --yes to remove the listed backups, or --dry-run."
             )
         _execute_plan(flags, wanted)
+        _show_undo(flags.out, flags.location, [entry.path for entry in removed])
     kept = len(wanted.decisions) - len(removed)
     fields = {
         "kept": kept,
@@ -98,6 +112,29 @@ def prune(flags: PruneFlags) -> None:
     }
     verb = "would be removed (dry run)" if flags.dry_run else "removed"
     flags.out.result("summary", fields, f"{len(removed)} {verb}, {human_bytes(freed)}; {kept} kept")
+
+
+def _show_undo(out: Output, root: StorageLocation, paths: Sequence[str]) -> None:
+    """Print commands that bring removed backups back if the bucket has versioning: tikv-br itself has no undo."""
+    if root.scheme != "s3" or not paths:
+        return
+    endpoint = f" --endpoint-url {shlex.quote(root.s3.endpoint)}" if root.s3.endpoint else ""
+    bucket = f"{endpoint} --bucket {shlex.quote(root.bucket)}"
+    for path in paths:
+        prefix = shlex.quote(f"{root.child(path).path}/")
+        listing = f"aws s3api list-object-versions{bucket} --prefix {prefix} --output text"
+        command = (
+            f"{listing} --query 'DeleteMarkers[?IsLatest].[Key,VersionId]' | while {BY_TAB} read -r key version; do "
+            f'[ -z "$version" ] || aws s3api delete-object{bucket} --key "$key" --version-id "$version"; done'
+        )
+        out.result(
+            "undo",
+            {"path": path, "command": command},
+            f"To undo, if the bucket has versioning: {command}",
+            decoration=True,
+        )
+    rebuild = f"tikv-br list --storage {shlex.quote(str(root))} --rebuild"
+    out.result("undo", {"path": "", "command": rebuild}, f"Then: {rebuild}", decoration=True)
 
 
 def _show_plan(flags: PruneFlags, wanted: PrunePlan) -> None:
