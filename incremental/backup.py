@@ -17,6 +17,7 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.cluster.safepoint import safe_point_keeper
 from tikv_br.dataflow import path, steps
 from tikv_br.dataflow.context import BackupContext, Lineage
@@ -120,6 +121,7 @@ def check_base(context: IncrementContext) -> None:
     context.engine = Engine.of_tasks("changes", "changes since --base", options)
     context.conversion = Conversion(ApiVersion.V2, ApiVersion.V2)
     context.source_ranges = base.ranges
+    context.keyspace_names = keyspace_names(context.cluster, base.manifest.description.keyspaces)
     sha256 = hashlib.sha256(store.get(layout.META)).digest()
     context.lineage = Lineage(context.base_location.redacted(), since_ts, sha256)
 

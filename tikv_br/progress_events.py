@@ -52,6 +52,8 @@ class Notice:
     """A message that is neither an error nor a result."""
 
     message: str
+    warning: bool = False
+    """True if --quiet shows it, too: the result may not be what was wanted."""
 
 
 Event = StepStarted | StepFinished | StepUndone | TasksProgress | Notice

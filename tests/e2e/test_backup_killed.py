@@ -71,7 +71,7 @@ def test_a_terminated_backup_leaves_nothing(engine: str, executor: str, live: Li
 @pytest.mark.slow
 def test_a_worker_that_dies_is_replaced(live: LiveCluster, tmp_path: Path) -> None:
     """A Spark worker is killed with files already written: its task runs again, and only one attempt's files stay."""
-    slow = live.fail("RawScan", {"delay": {"seconds": LONG_SECONDS}}, skip=2, count=2)
+    slow = live.fail("RawScan", {"delay": {"seconds": LONG_SECONDS}}, skip=3, count=2)
     place = tmp_path / "backup"
     command = [*TIKV_BR, "backup", "raw", "-u", live.pd, "-s", str(place), "--file-size", "10KiB", "--output", "json"]
     process = subprocess.Popen(

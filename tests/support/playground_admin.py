@@ -29,6 +29,12 @@ class PlaygroundAdmin:
         """Run a command (see `tikv_br.playground.admin`) and return its result."""
         return self._call("POST", command, arguments)
 
+    def create_keyspace(self, name: str) -> int:
+        """Create a keyspace, or find it, as an operator does; its id."""
+        listed = self.get("/pd/api/v2/keyspaces")["keyspaces"]
+        found = next((int(each["id"]) for each in listed if each["name"] == name), None)
+        return int(self._call("POST", "/pd/api/v2/keyspaces", {"name": name})["id"]) if found is None else found
+
     def split(self, *bounds: bytes) -> Json:
         """Split wherever the physical keys ``bounds`` lie."""
         return self.run("split", keys=[bound.hex() for bound in bounds])

@@ -114,6 +114,7 @@ def read_sources(context: MergeContext) -> None:
     context.engine = Engine.of_tasks("merge", "made from storage alone", options.output)
     context.conversion = Conversion(ApiVersion.V2, ApiVersion.V2)
     context.source_ranges = base.ranges
+    context.keyspace_names = {} if base.manifest is None else base.manifest.description.names
     context.lineage = Lineage(merged_from=sources.urls)
     context.set_backup_ts(ts if sources.log is not None else sources.newest.backup_ts)
     context.scanned_ts = ts

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from tikv_br.backup import engines
 from tikv_br.backup.compare import compare_checksums
+from tikv_br.backupset.coverage import keyspaces_in
 from tikv_br.cluster import versions
+from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.cluster.safepoint import safe_point_keeper
 from tikv_br.cluster.txnkv import notice_transactions
 from tikv_br.dataflow import path, steps
@@ -106,8 +108,11 @@ def check_cluster(context: BackupContext) -> None:
 
 
 def look_for_rows(context: BackupContext) -> None:
-    """Refuse explicit ranges and keyspaces without a row. Raises `NothingMatched`."""
+    """Refuse a selection without a row, and look up the names of its keyspaces. Raises `NothingMatched`."""
     require_rows(context.options, context.cluster, context.source_ranges, context.reporter)
+    context.keyspace_names = keyspace_names(
+        context.cluster, keyspaces_in(context.info.api_version, context.source_ranges)
+    )
 
 
 def protect_from_gc(context: BackupContext) -> None:

@@ -44,6 +44,12 @@ def keyspaces_in(api_version: ApiVersion, ranges: Iterable[KeyRange]) -> tuple[i
     return tuple(sorted({int.from_bytes(each.start[1:PREFIX_SIZE], "big") for each in ranges}))
 
 
+def shown_keyspaces(ids: Sequence[int], names: Sequence[str]) -> str:
+    """Keyspaces for people: names and ids, or the ids of those without a recorded name."""
+    named = names or ("",) * len(ids)
+    return ", ".join(f"{name} ({id_})" if name else str(id_) for id_, name in zip(ids, named, strict=False))
+
+
 def nothing_matched(
     place: str, api_version: ApiVersion, spans: Sequence[KeyRange], mode: KeyMode = KeyMode.RAW
 ) -> NothingMatched:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tikv_br import records
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index_entry import IndexEntry, entry_of, entry_of_backup, load, validated
+from tikv_br.backupset.index_entry import IndexEntry, entry_of, entry_of_backup, is_drill_path, load, validated
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cancellation import run_on_threads
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError, StorageError, StorageObjectMissing, UsageError
@@ -265,20 +265,39 @@ def place_of(location: StorageLocation) -> Place | None:
     return Place(replace(location, path=folder), name)
 
 
-def add_to_index(location: StorageLocation, made: Manifest) -> None:
-    """Add a backup that was just committed. Errors are only logged: the backup is complete without an entry."""
+def add_to_index(location: StorageLocation, made: Manifest) -> int:
+    """Add a backup that was just committed. Errors are only logged: the backup is complete without an entry.
+
+    Returns the rows of the full backup before it, if it has less than half of them (`shrunk`); else 0.
+    """
     place = place_of(location)
     if place is None:
         log.warning("the backup is at the root of its storage, where no index can list it")
-        return
+        return 0
     try:
-        Index(open_store(place.root)).add(entry_of(place.path, made))
-    except StorageError as error:
+        index, entry = Index(open_store(place.root)), entry_of(place.path, made)
+        index.add(entry)
+        return shrunk(each.entry for each in index.read()).get(entry.id, 0)
+    except (StorageError, BackupSetError) as error:
         log.warning(
             "the backup is complete, but cannot be added to the index at %s; run `tikv-br list --rebuild`: %s",
             place.root,
             error.message,
         )
+        return 0
+
+
+def shrunk(listed: Iterable[IndexEntry]) -> dict[str, int]:
+    """Full backups with less than half of the rows of the one before them, of the same cluster and ranges: that one's rows by their ids."""
+    found: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for each in sorted(listed, key=lambda each: each.finished_ms):
+        if each.parent or is_drill_path(each.path):
+            continue
+        if 2 * each.total_kvs < last.get(each.scope, 0):
+            found[each.id] = last[each.scope]
+        last[each.scope] = each.total_kvs
+    return found
 
 
 def entry_name(entry_id: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tikv_br import records
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.errors import BackupDamaged, StorageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.json_types import ApiLabel
@@ -67,11 +68,18 @@ class IndexEntry:
     encryption: str
     """Value of `Crypter.method`."""
     key_mode: KeyMode = field(default=KeyMode.RAW, metadata=LATER)
+    keyspace_names: tuple[str, ...] = field(default=(), metadata=LATER)
+    """As that of `Description`."""
 
     @property
     def format_version(self) -> int:
         """As that of `Manifest`: an older version leaves the entry out."""
         return 2 if self.key_mode is KeyMode.TXN else 1
+
+    @property
+    def shown_keyspaces(self) -> str:
+        """The names of its keyspaces, or their ids."""
+        return shown_keyspaces(self.keyspaces, self.keyspace_names)
 
     @property
     def is_foreign(self) -> bool:
@@ -124,6 +132,7 @@ def entry_of(path: str, made: Manifest) -> IndexEntry:
         tool_version=description.tool_version,
         encryption=description.encryption,
         key_mode=description.key_mode,
+        keyspace_names=description.keyspace_names,
     )
 
 

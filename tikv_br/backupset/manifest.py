@@ -63,6 +63,13 @@ class Description:
     version_check_skipped: bool = field(default=False, metadata={**LATER, **MAY_CHANGE})
     """True if it was made with ``--skip-version-check``."""
     key_mode: KeyMode = field(default=KeyMode.RAW, metadata=LATER)
+    keyspace_names: tuple[str, ...] = field(default=(), metadata={**LATER, **MAY_CHANGE})
+    """Names in PD of `keyspaces`, in their order; an empty one if PD knew none. Empty = not recorded."""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The recorded names of keyspaces by their ids."""
+        return {id_: name for id_, name in zip(self.keyspaces, self.keyspace_names, strict=False) if name}
 
 
 @dataclass(frozen=True, slots=True)

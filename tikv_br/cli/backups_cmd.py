@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tikv_br.backupset.rebuild import Problem
 
 log = logging.getLogger(__name__)
-COLUMNS = ("id", "finished", "api", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
-DROP = ("engine", "bytes", "backup-ts", "api", "path", "kvs")
+COLUMNS = ("id", "finished", "api", "keyspaces", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
+DROP = ("engine", "bytes", "backup-ts", "api", "keyspaces", "path", "kvs")
 
 
 class ListFlags(backup_flags.IndexFlags):
@@ -82,6 +82,7 @@ def _listed_row(listed: ListedBackup) -> tuple[str, ...]:
         entry.id,
         show_time(entry.finished_ms),
         _versions(entry),
+        entry.shown_keyspaces,
         f"{entry.total_kvs:,}",
         human_bytes(entry.total_bytes),
         human_bytes(entry.backup_size),

@@ -50,12 +50,30 @@ def progress_display(output: Output, stream: TextIO | None = None) -> ProgressDi
 
 def _display(output: Output, stream: TextIO) -> ProgressDisplay:
     if log.is_quiet():
-        return ProgressDisplay()
+        return WarningDisplay(output, stream)
     if output.is_json:
         return JsonProgress(output)
     if use_colour(stream):
         return BarProgress(stream)
     return ProgressDisplay() if log.has_file() and not stream.isatty() else LineProgress(stream)
+
+
+class WarningDisplay(ProgressDisplay):
+    """Shows warnings only."""
+
+    def __init__(self, output: Output, stream: TextIO) -> None:
+        self._output, self._stream = output, stream
+
+    def __call__(self, event: Event) -> None:
+        """Write a warning."""
+        if not isinstance(event, Notice) or not event.warning:
+            return
+        if self._output.is_json:
+            self._output.result("notice", {"message": event.message, "warning": event.warning})
+            return
+        with contextlib.suppress(OSError):
+            self._stream.write(f"{describe(event)}\n")
+            self._stream.flush()
 
 
 class _Pace:
@@ -125,8 +143,8 @@ class JsonProgress(ProgressDisplay):
                 self._output.result("step", {**fields, "seconds": round(seconds, 3)})
             case StepUndone(name, problem):
                 self._output.result("step", {"name": name, "state": "undone", "problem": problem})
-            case Notice(message):
-                self._output.result("notice", {"message": message})
+            case Notice():
+                self._output.result("notice", {"message": event.message, "warning": event.warning})
             case TasksProgress() if self._pace.due(event.fraction):
                 fields = {
                     **picked(event, "tasks_done", "tasks_total", "bytes_planned"),
@@ -207,7 +225,8 @@ class LoggedProgress(ProgressDisplay):
         if isinstance(event, StepStarted):
             self._pace = _Pace(LOG_PERCENT, LOG_SECONDS)
         if not isinstance(event, TasksProgress) or self._pace.due(event.fraction):
-            logging.getLogger(__name__).info("%s", describe(event))
+            is_warning = isinstance(event, Notice) and event.warning
+            logging.getLogger(__name__).log(logging.WARNING if is_warning else logging.INFO, "%s", describe(event))
         self._display(event)
 
 
@@ -224,8 +243,8 @@ def describe(event: Event) -> str:
             return f"undone: {name}"
         case StepUndone(name, problem):
             return visible(f"NOT undone: {name}: {problem}")
-        case Notice(message):
-            return visible(message)
+        case Notice(message, warning):
+            return visible(f"Warning: {message}" if warning else message)
         case TasksProgress(tasks_done=tasks, tasks_total=total):
             of_tasks = f"{tasks:,}/{total:,} tasks, " if total else ""
             elapsed = f"{_duration(event.seconds)} elapsed"

@@ -76,6 +76,7 @@ def _summary(backup: BackupSet) -> dict[str, object]:
         "dst_api_version": backup.api_version.label,
         "key_mode": backup.key_mode.value,
         "keyspaces": list(keyspaces_of(backup)),
+        "keyspace_names": [] if backup.manifest is None else list(backup.manifest.description.keyspace_names),
         "backup_ts": backup.backup_ts,
         "ranges": len(backup.ranges),
         "files": len(backup.files),

@@ -61,6 +61,8 @@ def _about(size: int, regions: int) -> str:
 
 def backup_figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str]]:
     """Return the figures of the summary, with the Go tool's names if it has them; for a dry run, those of the plan."""
+    from tikv_br.backupset.coverage import shown_keyspaces
+
     if summary.dry_run:
         return [("total-ranges", _ranges(summary)), ("engine", f"{summary.engine} ({summary.engine_reason})")]
     return [
@@ -78,6 +80,7 @@ def backup_figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[st
         ("engine", f"{summary.engine} ({summary.engine_reason})"),
         ("executor", f"{summary.executor} ({summary.executor_reason})"),
         ("api-version", f"{summary.api_version} -> {summary.dst_api_version}"),
+        ("keyspaces", shown_keyspaces(summary.keyspaces, summary.keyspace_names)),
         ("lost", _lost(summary)),
         ("checksum", f"{summary.crc64xor:016x}{_compared(summary)}"),
         ("storage", summary.storage),

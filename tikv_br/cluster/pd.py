@@ -233,6 +233,17 @@ class PdClient:
             )
         return response.keyspace.id
 
+    def keyspace_name(self, keyspace_id: int) -> str | None:
+        """The name of a keyspace; ``""`` = PD has none of that id, None = this PD cannot tell."""
+        try:
+            response = self.connection.unary(
+                lambda leader: leader.keyspace.GetAllKeyspaces,
+                keyspacepb_pb2.GetAllKeyspacesRequest(start_id=keyspace_id, limit=1),
+            )
+        except CallUnsupported:
+            return None
+        return next((each.name for each in response.keyspaces if each.id == keyspace_id), "")
+
     def _scan_page(self, start: bytes, end: bytes, limit: int) -> list[Region]:
         page = min(limit, SCAN_PAGE) if limit else SCAN_PAGE
         request = pdpb_pb2.ScanRegionsRequest(start_key=start, end_key=end, limit=page)

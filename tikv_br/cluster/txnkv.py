@@ -76,7 +76,8 @@ def notice_transactions(cluster: Cluster, reporter: Reporter, span: KeyRange = E
     if find_transactions(cluster, span):
         reporter(
             Notice(
-                "the cluster also has transactional data, as of JuiceFS or SurrealDB, which this leaves out: `tikv-br backup txn` backs them up"
+                "the cluster also has transactional data, as of JuiceFS or SurrealDB, which this leaves out: `tikv-br backup txn` backs them up",
+                warning=True,
             )
         )
 

@@ -49,6 +49,7 @@ class BackupContext:
     engine: Engine = field(init=False)  # check the cluster
     conversion: Conversion = field(init=False)  # check the cluster; its ts: choose backup-ts
     source_ranges: tuple[KeyRange, ...] = ()  # check the cluster
+    keyspace_names: dict[int, str] = field(default_factory=dict)  # look for rows, check the base, read the sources
     store: ObjectStore = field(init=False)  # check the storage
     writer: BackupWriter = field(init=False)  # acquire the backup lock
     lease: PathLease | None = None  # acquire the backup lock; released in clean up

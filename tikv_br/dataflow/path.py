@@ -28,7 +28,8 @@ from tikv_br.storage.open import open_store
 
 def describe(context: BackupContext) -> Description:
     """Description of the backup that this run makes, as written to the manifest."""
-    conversion, ranges = context.conversion, context.target_ranges
+    conversion, ranges, names = context.conversion, context.target_ranges, context.keyspace_names
+    keyspaces = keyspaces_in(conversion.target, ranges)
     return Description(
         tool_version=__version__,
         engine=context.engine.name,
@@ -41,7 +42,8 @@ def describe(context: BackupContext) -> Description:
         dst_api_version=conversion.target,
         source_ranges=context.source_ranges,
         ranges=ranges,
-        keyspaces=keyspaces_in(conversion.target, ranges),
+        keyspaces=keyspaces,
+        keyspace_names=tuple(names.get(each, "") for each in keyspaces) if names else (),
         backup_ts=context.backup_ts,
         storage=context.options.storage.redacted(),
         encryption=context.options.storage.crypter.method,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
-from tikv_br.backupset.coverage import codec_of, describe_ranges, keyspace_codec, nothing_matched
+from tikv_br.backupset.coverage import codec_of, describe_ranges, keyspace_codec, keyspaces_in, nothing_matched
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
+from tikv_br.cluster.keyspaces import keyspace_names, show_keyspace
 from tikv_br.cluster.regions import RegionColumns
-from tikv_br.cluster.txnkv import first_txn_key
+from tikv_br.cluster.txnkv import first_txn_key, has_transactions
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
@@ -18,6 +20,7 @@ from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.report.facts import counted
 
 MIB = 1 << 20
 SMALLEST_TASK = 16 * MIB
@@ -139,34 +142,77 @@ def source_ranges(options: BackupOptions, cluster: Cluster, target: ApiVersion) 
 def require_rows(
     options: BackupOptions, cluster: Cluster, spans: Sequence[KeyRange], reporter: Reporter = silent
 ) -> None:
-    """Raise `NothingMatched` if no row is in explicit ranges or keyspaces, and report those that are empty.
-
-    Without any, report an empty default keyspace if another one has a row.
-    """
-    mode = options.key_mode
+    """Raise `NothingMatched` if there is no row to back up, and report ranges that are empty and rows that are left out."""
+    mode, ts = options.key_mode, cluster.pd.tso() if options.key_mode is KeyMode.TXN else 0
+    seen = set() if options.ranges else _report_left_out(options, cluster, spans, reporter)
+    explicit = bool(options.ranges or set(options.keyspaces) - {ALL})
     if options.allow_empty:
         return
-    if not (options.ranges or set(options.keyspaces) - {ALL}):
-        if cluster.api_version is ApiVersion.V2 and not options.keyspaces:
-            first = next(keyspaces_with_data(cluster, mode), 0)
-            if first:
-                reporter(
-                    Notice(f"keyspace 0, the default, has no row, but keyspace {first} has: select it with --keyspace")
-                )
-        return
-
-    ts = cluster.pd.tso() if mode is KeyMode.TXN else 0
 
     def is_empty(span: KeyRange) -> bool:
+        codec = codec_of(cluster.api_version, span, mode)
+        if codec.keyspace_id in seen:
+            return False
         if mode is KeyMode.TXN:
             return first_txn_key(cluster, span, ts) is None
-        return first_rpc_key(cluster, codec_of(cluster.api_version, span).keyspace_id, span) is None
+        if not explicit:  # most often its first region has one
+            return cluster.raw(codec.keyspace_id).first_rpc_key(span) is None
+        return first_rpc_key(cluster, codec.keyspace_id, span) is None
 
     empty = [span for span in spans if is_empty(span)]
     if len(empty) == len(spans):
         raise nothing_matched("the cluster", cluster.api_version, spans, mode)
     if empty:
         reporter(Notice(f"the cluster has no row {describe_ranges(cluster.api_version, empty, mode)}"))
+
+
+NAMED_AT_MOST = 8
+"""Keyspaces that a warning names and counts."""
+
+
+def _report_left_out(
+    options: BackupOptions, cluster: Cluster, spans: Sequence[KeyRange], reporter: Reporter
+) -> set[int]:
+    """Report rows of keyspaces that were not selected, and of the other mode. A warning, unless keyspaces were named: then it is meant.
+
+    Returns keyspaces that have rows, as far as it has looked.
+    """
+    if cluster.api_version is not ApiVersion.V2:
+        return set()
+    mode, selected = options.key_mode, set(keyspaces_in(ApiVersion.V2, spans))
+    if ALL in options.keyspaces:
+        seen = selected if len(selected) > 1 else set()
+    else:
+        seen = set(islice(keyspaces_with_data(cluster, mode), len(selected) + NAMED_AT_MOST + 1))
+    left_out = sorted(seen - selected)
+    if left_out:
+        shown = left_out[:NAMED_AT_MOST]
+        names = keyspace_names(cluster, shown)
+        texts = [_rows_of(cluster, each, names, mode) for each in shown]
+        more = ", and more" if len(left_out) > NAMED_AT_MOST else ""
+        reporter(
+            Notice(
+                f"keyspaces with rows that this backup leaves out: {', '.join(texts)}{more}; --keyspace selects keyspaces, --keyspace all "
+                "every one that has rows",
+                warning=not options.keyspaces,
+            )
+        )
+    other = ""
+    if mode is KeyMode.RAW and has_transactions(cluster):
+        other = "transactional data, as of JuiceFS or SurrealDB, which this backup leaves out: `tikv-br backup txn` backs them up"
+    elif mode is KeyMode.TXN and next(keyspaces_with_data(cluster, KeyMode.RAW), None) is not None:
+        other = "raw rows, which this backup leaves out: `tikv-br backup raw` backs them up"
+    if other:
+        reporter(Notice(f"the cluster also has {other}", warning=True))
+    return seen
+
+
+def _rows_of(cluster: Cluster, keyspace_id: int, names: Mapping[int, str], mode: KeyMode) -> str:
+    codec = KeyCodec(ApiVersion.V2, keyspace_id, mode)
+    whole = codec.rpc_range()
+    rows = cluster.pd_http.approximate_rows(codec.bound(whole.start), codec.bound(whole.end))
+    about = f", about {counted(rows, 'row')}" if rows else ""
+    return f"{show_keyspace(keyspace_id, names)}{about}"
 
 
 def keyspaces_with_data(cluster: Cluster, mode: KeyMode) -> Iterator[int]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from tikv_br.backupset import layout, lease, run_record
 from tikv_br.backupset.backup_writer import BackupWriter
+from tikv_br.backupset.coverage import keyspaces_in
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.cluster import Cluster
@@ -68,6 +69,10 @@ class BackupSummary:
     file_format: str
     key_mode: str
     """``raw`` or ``txn``."""
+    keyspaces: tuple[int, ...]
+    """Ids; empty before API V2."""
+    keyspace_names: tuple[str, ...]
+    """Names of `keyspaces` in their order, empty ones if PD knows none; empty = PD knows none of them."""
     storage: str
     cluster_id: int
     run_id: str
@@ -108,6 +113,7 @@ def _is_resumable(context: BackupContext, error: TikvBrError) -> bool:
 def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]) -> BackupSummary:
     sums = context.manifest.statistics if context.manifest is not None else None
     total_bytes = sums.total_bytes if sums else 0
+    keyspaces = keyspaces_in(context.conversion.target, context.target_ranges)
     return BackupSummary(
         total_kvs=sums.total_kvs if sums else 0,
         total_bytes=total_bytes,
@@ -134,6 +140,10 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
         dropped_tombstones=sum(each.dropped_tombstones for each in context.finished),
         file_format=context.options.file_kind.value,
         key_mode=context.options.key_mode.value,
+        keyspaces=keyspaces,
+        keyspace_names=tuple(context.keyspace_names.get(each, "") for each in keyspaces)
+        if context.keyspace_names
+        else (),
         storage=context.options.storage.redacted(),
         cluster_id=context.info.cluster_id,
         run_id=context.run_id,

@@ -20,6 +20,7 @@ from tikv_br.errors import ClusterError, ClusterUnreachable, RetryBudgetExhauste
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
+from tikv_br.progress_events import Notice
 from tikv_br.tasks.executor import run_tasks
 from tikv_br.tasks.task import TaskContext
 
@@ -49,8 +50,15 @@ def commit(context: BackupContext, entries: Iterable[LedgerEntry] | None = None)
     else:
         context.confirm_locks()
         context.writer.clean_up(context.manifest)
-    if context.listed:
-        index.add_to_index(context.options.storage, context.manifest)
+    if context.listed and (before := index.add_to_index(context.options.storage, context.manifest)):
+        rows = context.manifest.statistics.total_kvs
+        context.reporter(
+            Notice(
+                f"this backup has {rows:,} rows, less than half of the {before:,} of the backup of the same cluster and ranges before "
+                "it: check that nothing is missing",
+                warning=True,
+            )
+        )
 
 
 def _last_timestamp(context: BackupContext) -> int:

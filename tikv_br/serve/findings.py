@@ -55,7 +55,9 @@ def newest_backups(place: str, backups: Sequence[Backup], limits: OverviewLimits
         newest = max(_regular_backups(mine), key=lambda each: each.finished_ms, default=None)
         path, finished_ms = ("", 0) if newest is None else (newest.path, newest.finished_ms)
         too_old = 0 < limit.seconds < (now_ms - finished_ms) / 1000
-        found.append(Newest(place, limit.prefix, path, finished_ms, limit.seconds, too_old))
+        full = max((each for each in mine if not each.parent), key=lambda each: each.finished_ms, default=None)
+        rows = ("", 0, 0) if full is None else (full.keyspaces, full.total_kvs, full.rows_before)
+        found.append(Newest(place, limit.prefix, path, finished_ms, limit.seconds, too_old, *rows))
     return tuple(found)
 
 
@@ -86,6 +88,10 @@ def find_problems(shown: Overview, limits: OverviewLimits) -> Iterator[OverviewF
                 )
     for newest in (newest for storage in shown.storages for newest in storage.newest if newest.too_old):
         yield _old_backup(newest)
+    for newest in (newest for storage in shown.storages for newest in storage.newest if newest.rows_before):
+        where = f"{newest.storage}, prefix {newest.prefix}" if newest.prefix else newest.storage
+        text = f"the newest full backup in {where} has {newest.total_kvs:,} rows; the one before it had {newest.rows_before:,}"
+        yield OverviewFinding(text, "backups", "Check that nothing is missing in the cluster or in what was selected.")
     for status in (each.status for each in shown.archives if each.status):
         yield from log_findings(status, limits.max_lag)
     for page in shown.status_pages:

@@ -19,12 +19,24 @@ def collect(shown: Overview) -> Iterator[Metric]:
     limit = GaugeMetricFamily(
         "tikv_br_backup_max_age_seconds", "How old the newest backup may be, as --max-backup-age.", labels=labels
     )
+    rows = GaugeMetricFamily(
+        "tikv_br_backup_newest_rows", "Rows of the newest full backup.", labels=[*labels, "keyspaces"]
+    )
+    shrunk = GaugeMetricFamily(
+        "tikv_br_backup_newest_shrunk",
+        "1 if the newest full backup has less than half of the rows of the one before it.",
+        labels=labels,
+    )
     for each in newest:
+        rows.add_metric([each.storage, each.prefix, each.keyspaces], each.total_kvs)
+        shrunk.add_metric([each.storage, each.prefix], bool(each.rows_before))
         finished.add_metric([each.storage, each.prefix], each.finished_ms / 1000)
         if each.max_age:
             limit.add_metric([each.storage, each.prefix], each.max_age)
     yield finished
     yield limit
+    yield rows
+    yield shrunk
     findings = GaugeMetricFamily(
         "tikv_br_serve_findings", "Things that need attention, by section of the page.", labels=["section"]
     )

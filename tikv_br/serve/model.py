@@ -87,7 +87,11 @@ class Backup:
     backup_ts: int
     """Backup-ts; 0 = none."""
     finished_ms: int
+    keyspaces: str
+    """Names or ids, comma-separated; empty before API V2."""
     total_kvs: int
+    rows_before: int
+    """Rows of the full backup before it, if this one has less than half of them; else 0."""
     total_bytes: int
     backup_size: int
     files: int
@@ -113,6 +117,11 @@ class Newest:
     max_age: float
     """Seconds; 0 = any age will do."""
     too_old: bool
+    keyspaces: str
+    """Of the newest full backup, as the following fields."""
+    total_kvs: int
+    rows_before: int
+    """As that of `Backup`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tikv_br import __version__
-from tikv_br.backupset.index import ListedBackup
+from tikv_br.backupset.index import ListedBackup, shrunk
 from tikv_br.backupset.index_entry import IndexEntry, is_drill_path
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import LogDamaged, UsageError
@@ -97,8 +97,16 @@ def _storage(
         return Storage(_source(state), (), ())
     root = state.value.root
     urls = {each.entry.id: root.child(each.entry.path).redacted() for each in state.value.listed}
+    before = shrunk([each.entry for each in state.value.listed])
     backups = tuple(
-        _backup(each, urls[each.entry.id], depth, windows.get((state.place, each.entry.id), ()), by_drills)
+        _backup(
+            each,
+            urls[each.entry.id],
+            depth,
+            windows.get((state.place, each.entry.id), ()),
+            by_drills,
+            before.get(each.entry.id, 0),
+        )
         for each, depth in _by_chain(state.value.listed, urls)
     )
     return Storage(_source(state), backups, newest_backups(state.place, backups, limits, now_ms))
@@ -137,7 +145,12 @@ def _chain(
 
 
 def _backup(
-    listed: ListedBackup, url: str, depth: int, windows: tuple[Window, ...], by_drills: Container[str]
+    listed: ListedBackup,
+    url: str,
+    depth: int,
+    windows: tuple[Window, ...],
+    by_drills: Container[str],
+    rows_before: int,
 ) -> Backup:
     entry: IndexEntry = listed.entry
     return Backup(
@@ -153,7 +166,9 @@ def _backup(
         scope=entry.scope,
         backup_ts=entry.backup_ts,
         finished_ms=entry.finished_ms,
+        keyspaces=entry.shown_keyspaces,
         total_kvs=entry.total_kvs,
+        rows_before=rows_before,
         total_bytes=entry.total_bytes,
         backup_size=entry.backup_size,
         files=entry.files,

@@ -78,7 +78,7 @@ def test_a_store_that_dies_is_outlived(
     live: LiveCluster, options: Options, rows: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     """A store is killed in the middle of the scan; others take the lead, and the backup is whole."""
-    killing = live.fail("RawScan", {"kill_store": {}}, skip=2)
+    killing = live.fail("RawScan", {"kill_store": {}}, skip=3)
     check_equal(live, options, rows, tmp_path)
     assert live.hits(killing) == 1
 

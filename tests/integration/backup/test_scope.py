@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.dataflow.options import Loss
-from tikv_br.errors import ConversionUnsupported, RequestRefused, UsageError
+from tikv_br.errors import ConversionUnsupported, NothingMatched, RequestRefused, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
@@ -149,27 +150,44 @@ def test_versions_without_keyspaces(live: LiveCluster, clusters: Clusters, optio
 
 
 def test_all_of_an_empty_cluster_is_the_default_keyspace(targets: Clusters, options: Options) -> None:
-    """A backup covers something, also where nothing is."""
+    """A backup covers something, also where nothing is; but nothing is what only few want to back up."""
     live = emptied(targets)
-    wanted = options(live, keyspaces=("all",))
+    for keyspaces in (("all",), ()):
+        with pytest.raises(NothingMatched, match="the cluster has no row"):
+            backup(options(live, keyspaces=keyspaces))
+    wanted = options(live, keyspaces=("all",), allow_empty=True)
     assert backup(wanted).summary.total_kvs == 0
     assert BackupSet.open(open_store(wanted.storage)).ranges == (KeyRange(b"r\0\0\0", b"r\0\0\1"),)
 
 
-def test_only_another_keyspace_has_rows(targets: Clusters, options: Options) -> None:
-    """A notice names --keyspace, unless the default keyspace has a row, too."""
+def test_rows_that_a_backup_leaves_out(targets: Clusters, options: Options) -> None:
+    """A warning has the keyspaces by name and about how many rows; it is none if keyspaces were named."""
     live = emptied(targets)
+    billing = live.create_keyspace("billing")
 
-    def notices() -> list[str]:
+    def warnings(**changes: object) -> list[tuple[str, bool]]:
         events: list[Event] = []
-        backup(options(live, dry_run=True), events.append)
-        return [event.message for event in events if isinstance(event, Notice) and "--keyspace" in event.message]
+        backup(options(live, dry_run=True, allow_empty=True, **changes), events.append)
+        return [
+            (each.message, each.warning) for each in events if isinstance(each, Notice) and "leaves out" in each.message
+        ]
 
-    assert notices() == []
+    assert warnings() == []
+    live.raw(billing).batch_put({b"%04d" % number: b"v" for number in range(3000)})
     live.raw(8).put(b"k", b"v")
-    assert notices() == ["keyspace 0, the default, has no row, but keyspace 8 has: select it with --keyspace"]
     live.raw(0).put(b"k", b"v")
-    assert notices() == []
+    [(message, is_warning)] = warnings()
+    assert is_warning
+    assert re.search(
+        rf"leaves out: billing \({billing}\), about [\d,]+ rows, 8(, about [\d,]+ rows?)?; --keyspace", message
+    )
+    [(message, is_warning)] = warnings(keyspaces=("billing",))
+    assert not is_warning
+    assert "leaves out: 0" in message
+    assert warnings(keyspaces=("all",)) == []
+    live.raw(0).delete(b"k")
+    with pytest.raises(NothingMatched):  # where only other keyspaces have rows
+        backup(options(live))
 
 
 def test_several_ranges_of_a_cluster_without_keyspaces(clusters: Clusters, options: Options, tmp_path: Path) -> None:

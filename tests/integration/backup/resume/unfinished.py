@@ -44,8 +44,8 @@ def files_at(wanted: BackupOptions) -> set[str]:
 def fail_half_way(live: LiveCluster, wanted: BackupOptions) -> TikvBrError:
     """Run a backup, one task after the other, whose third task fails for good."""
     rpc = "backup.region" if wanted.engine == "store" else "RawScan"
-    # The first scan of a backup of API V2 looks for keyspaces with rows.
-    looks = 1 if wanted.engine == "scan" and live.cluster.api_version is V2 else 0
+    # The first scans of a backup look for keyspaces with rows.
+    looks = 0 if wanted.engine != "scan" else 2 if live.cluster.api_version is V2 else 1
     action = {"abort": {"code": "INVALID_ARGUMENT", "details": "on purpose"}}
     failing = live.fail(rpc, action, skip=REGIONS // 2 + 2 + looks, count=-1)
     with pytest.raises(TikvBrError) as raised:
