@@ -17,7 +17,7 @@ _SECRETS = re.compile(
 _PAIRS = re.compile(r"([\w.-]*\w)(['\"]?\s*=\s*['\"]?|['\"]?:\s*['\"]?(?=\S))([^\s&'\",}]+)")
 """Settings with their values, in any notation."""
 _SECRET_WORDS = re.compile(
-    r" (secrets?|pass(?:word|wd|phrase)s?|tokens?|credentials?|sas|jaas|oauthbearer config|user info|connection string"
+    r" (secrets?|pass(?:word|wd|phrase)s?|tokens?|credentials?(?= $)|sas|jaas|oauthbearer config|user info|connection string"
     r"|(?:access|account|api|customer|encryption|keystore|master|private|provided|secret|service account|shared|storage|ssl) key) "
 )
 """Words that make a setting secret: of Spark, of Hadoop's clients of the clouds, of the clouds' own, and of Kafka's clients."""
