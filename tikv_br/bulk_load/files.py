@@ -1,118 +1,115 @@
-"""Reads Parquet, CSV and JSON lines on threads of this process, in a directory or a cloud, as Spark reads them.
-
-An input that Spark would read in another way, or refuse, raises `NeedsSpark`: so its rows do not depend on who reads it.
-"""
+"""Finds the files of an input, in a directory or a cloud, and reads Parquet, CSV and JSON lines."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tikv_br.bulk_load.inputs import (
-    PART_BYTES,
-    FileInput,
-    InputFile,
-    InputPart,
-    NeedsSpark,
-    check_column_names,
-    for_spark,
-)
+from tikv_br.bulk_load.inputs import PART_BYTES, FileInput, InputFile, InputPart, NeedsSpark, Rows, reading
 from tikv_br.bulk_load.text import open_csv, open_json
-from tikv_br.errors import StorageObjectMissing
+from tikv_br.errors import StorageObjectMissing, UsageError
 from tikv_br.formats.parquet import bounded_batches
+from tikv_br.formats.tables import EXPORT_RECORD
 from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
-from tikv_br.tasks.inputs import Input
+from tikv_br.tasks.inputs import Input, missing_column
 
 _CLOUD = re.compile(r"(s3|gcs|gs|azure|azblob)://")
 
 
-def open_files(source: Input, clouds: CloudFlags, most_bytes: int, *, reason: str = "") -> FileInput:
-    """Look at an input, without its rows. Raises `NeedsSpark`, also for more than ``most_bytes`` or a ``reason``, `StorageError`."""
-    if reason:
-        raise NeedsSpark(reason)
+def open_files(source: Input, clouds: CloudFlags) -> FileInput:
+    """Look at an input, without its rows. Raises `NeedsSpark`, `UsageError`, `StorageError`."""
     if source.value_encoding == "avro":
         raise NeedsSpark("--value-encoding avro needs Spark's module")
+    if source.reader_options:
+        raise NeedsSpark("--input-option is for Spark's reader")
     openers = {"parquet": _parquet, "csv": open_csv, "json": open_json}
     if source.spark_format not in openers:
         raise NeedsSpark(f"only Spark reads the format {source.spark_format}")
-    files = _files(source.path, clouds)
-    size = sum(file.size for file in files)
-    if size >= most_bytes:
-        raise NeedsSpark(f"the input has {size >> 20:,} MiB; Spark pays off from {most_bytes >> 20:,} MiB")
-    if not all(file.size for file in files):
-        raise NeedsSpark("the input has an empty file")
-    names = [source.key_column, source.value_column, source.ttl_column, source.order_column]
-    with for_spark():
-        return openers[source.spark_format](source, files, list(dict.fromkeys(filter(None, names))))
+    files, hidden = _files(source.path, clouds)
+    columns = list(dict.fromkeys(name for _, name in source.used_columns))
+    opened = openers[source.spark_format](source, files, columns)
+    encoding = source.encoding or (_export_encoding(files[0]) if source.is_text else "raw")
+    return replace(opened, files=tuple(files), hidden=hidden, encoding=encoding)
 
 
-def _files(path: str, clouds: CloudFlags) -> list[InputFile]:
-    """The files of a path, folder or glob, by name."""
+def _files(path: str, clouds: CloudFlags) -> tuple[list[InputFile], int]:
+    """The files of a path, folder or glob, at any depth, by name, and the number of hidden ones."""
     is_cloud = bool(_CLOUD.match(path))
     place, _, parameters = path.partition("?") if is_cloud else (path, "", "")
-    if re.search(r"[\[\]{}\\=%]", place) or (not is_cloud and ":" in place):
+    if re.search(r"[\[\]{}\\]", place) or (not is_cloud and ":" in place):
         raise NeedsSpark("its path has characters that Spark interprets")
-    found = _cloud_files(place, parameters, clouds) if is_cloud else _local_files(place)
-    if not found:
+    found = list(_cloud_files(place, parameters, clouds) if is_cloud else _local_files(place))
+    files = [file for file, is_hidden in found if not is_hidden]
+    if not files:
         raise NeedsSpark("no file was found")
-    return sorted(found, key=lambda file: file.name)
+    return sorted(files, key=lambda file: file.name), len(found) - len(files)
 
 
-def _local_files(path: str) -> list[InputFile]:
+def _is_hidden(names: Sequence[str]) -> bool:
+    return any(name.startswith(("_", ".")) for name in names)
+
+
+def _local_files(path: str) -> Iterator[tuple[InputFile, bool]]:
+    """Yield files, and whether they are hidden. What the path itself names is not."""
     base = Path(path)
     literal = next((each for each in (base, *base.parents) if not re.search(r"[*?]", str(each))), Path())
-    found: list[Path] = []
+    seen: set[str] = set()
     for each in [base] if literal == base else literal.glob(str(base.relative_to(literal))):
-        if each.is_dir():
-            found += _visible(list(each.iterdir()))
-        elif each.is_file():
-            found += _visible([each])
-    if any(not each.is_file() for each in found):
-        raise NeedsSpark("it has folders in a folder")
-    return [InputFile(None, str(each), each.stat().st_size) for each in found]
+        beyond = each.relative_to(literal).parts
+        if each.is_file():
+            yield InputFile(None, str(each), each.stat().st_size), _is_hidden(beyond)
+        for folder, folders, names in os.walk(each, followlinks=True) if each.is_dir() else ():
+            if os.path.realpath(folder) in seen:  # a link to a folder above
+                folders.clear()
+                continue
+            seen.add(os.path.realpath(folder))
+            for file in (Path(folder, name) for name in names):
+                yield InputFile(None, str(file), file.stat().st_size), _is_hidden(file.relative_to(literal).parts)
 
 
-def _visible(paths: Sequence[Path]) -> list[Path]:
-    _check_names([each.name for each in paths])
-    return [each for each in paths if not each.name.startswith(("_", "."))]
-
-
-def _check_names(names: Sequence[str]) -> None:
-    if any(name.startswith(("_metadata", "_common_metadata")) or "=" in name for name in names):
-        raise NeedsSpark("it has partitions or summaries")
-
-
-def _cloud_files(place: str, parameters: str, clouds: CloudFlags) -> list[InputFile]:
+def _cloud_files(place: str, parameters: str, clouds: CloudFlags) -> Iterator[tuple[InputFile, bool]]:
     scheme, _, rest = place.partition("://")
     segments = rest.rstrip("/").split("/")
     wild = next((at for at, each in enumerate(segments) if re.search(r"[*?]", each)), len(segments))
     at = max(min(wild, len(segments) - 1), 1)
     base, pattern = "/".join(segments[:at]), segments[at:]
     store = open_store(parse(f"{scheme}://{base}" + (f"?{parameters}" if parameters else ""), clouds))
-    if wild == len(segments) and pattern:
+    literal = len(pattern) if wild == len(segments) else 0
+    if literal:
         try:
-            return [InputFile(store, pattern[0], store.stat(pattern[0]).size)]
+            yield InputFile(store, pattern[0], store.stat(pattern[0]).size), False
         except StorageObjectMissing:
             pass
-    found = []
-    for info in store.list(pattern[0] if wild == len(segments) and pattern else ""):
+        else:
+            return
+    for info in store.list(pattern[0] if literal else ""):
         names = info.name.split("/")
-        if len(names) < len(pattern) or not all(map(fnmatchcase, names, pattern)):
-            continue
-        _check_names(names)
-        if len(names) > len(pattern) + 1:
-            raise NeedsSpark("it has folders in a folder")
-        if not names[-1].startswith(("_", ".")):
-            found.append(InputFile(store, info.name, info.size))
-    return found
+        if len(names) >= len(pattern) and all(map(fnmatchcase, names, pattern)) and names[-1]:
+            yield InputFile(store, info.name, info.size), _is_hidden(names[literal:])
+
+
+def _export_encoding(file: InputFile) -> str:
+    """Notation of keys and values in a file of our exports, which describe themselves; raw for others."""
+    folder, _, name = file.name.rpartition("/")
+    record = f"{folder}/{EXPORT_RECORD}" if folder else EXPORT_RECORD
+    try:
+        data = Path(record).read_bytes() if file.store is None else file.store.get(record)
+        found = json.loads(data)
+        parts = {part["name"] for part in found["files"]}
+        return str(found["encoding"]) if name in parts and found["encoding"] in {"hex", "escaped"} else "raw"
+    except (OSError, StorageObjectMissing, ValueError, KeyError, TypeError):
+        return "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,32 +119,58 @@ class _RowGroups:
     groups: tuple[int, ...]
     columns: tuple[str, ...]
 
-    def read(self) -> Iterator[pa.Table]:
-        with self.file.open() as opened, for_spark():
+    tasks = 1
+
+    def blocks(self) -> Iterator[Callable[[], Rows]]:
+        with reading(self.file), self.file.open() as opened:
             file = pq.ParquetFile(opened, metadata=self.metadata, pre_buffer=self.file.store is not None)
             for batch in bounded_batches(opened, file, self.columns, self.groups):
-                yield pa.Table.from_batches([batch])
+                yield partial(Rows, _plain(pa.Table.from_batches([batch])))
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Replace types of other tools that have the same values in another form."""
+    return table.cast(pa.schema([field.with_type(_plain_type(field.type)) for field in table.schema]))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return pa.binary() if pa.types.is_fixed_size_binary(kind) else views.get(kind, kind)
 
 
 def _parquet(source: Input, files: Sequence[InputFile], columns: list[str]) -> FileInput:
-    if source.reader_options:
-        raise NeedsSpark("--input-option is for Spark")
-    schemas: list[pa.Schema] = []
-    names: list[str] = []
     parts: list[InputPart] = []
+    known: tuple[str, ...] = ()
+    schema: pa.Schema | None = None
     for file in files:
-        with file.open() as opened:
+        with reading(file), file.open() as opened:
             parquet = pq.ParquetFile(opened)
             whole, metadata = parquet.schema_arrow, parquet.metadata
-        check_column_names(whole.names)
-        schemas.append(pa.schema([whole.field(name).with_metadata(None) for name in columns if name in whole.names]))
-        names = names or whole.names
-        wanted = tuple(schemas[-1].names)
-        parts += [_RowGroups(file, metadata, groups, wanted) for groups in _group_rows(metadata, wanted)]
-    types = {tuple((field.name, field.type) for field in schema) for schema in schemas}
-    if len(types) > 1:
-        raise NeedsSpark("the columns of its files differ")
-    return FileInput(tuple(parts), schemas[0], tuple(names))
+        for flag, name in source.used_columns:
+            if whole.names.count(name) != 1:
+                if f"{name}=" in file.name:
+                    raise NeedsSpark("it has partitions")
+                raise missing_column(flag, name, whole.names, file.name if known else "")
+        found = pa.schema([(name, _plain_type(whole.field(name).type)) for name in columns])
+        if schema is not None and list(map(_family, found.types)) != list(map(_family, schema.types)):
+            raise UsageError(
+                f"{file.name} has columns of other types than {files[0].name}: "
+                + ", ".join(f"{field.name} {field.type}" for field in found),
+                hint="Load files with other types by a command of their own.",
+            )
+        schema, known = schema or found, known or tuple(whole.names)
+        parts += [_RowGroups(file, metadata, groups, tuple(columns)) for groups in _group_rows(metadata, columns)]
+    return FileInput(tuple(parts), schema, known)
+
+
+def _family(kind: pa.DataType) -> object:
+    """The same for types whose values become bytes in the same way."""
+    if pa.types.is_integer(kind):
+        return "integer"
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return "bytes" if any(is_one(kind) for is_one in texts) else kind
 
 
 def _group_rows(metadata: pq.FileMetaData, columns: Sequence[str]) -> Iterator[tuple[int, ...]]:

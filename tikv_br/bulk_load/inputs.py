@@ -1,4 +1,4 @@
-"""An input that this process reads: its files, and the parts that tasks read."""
+"""An input that this process reads: its files, the parts that tasks read, and rows that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import contextlib
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import IO, Protocol, cast
 
 import pyarrow as pa
 
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.text import show_both
 from tikv_br.formats.parquet import SourceFile
 from tikv_br.formats.sst.source import TailCache
 from tikv_br.storage.base import ObjectSource, ObjectStore
 
 PART_BYTES = 64 << 20
 """About how much of an input one task reads, before compression."""
-BLOCK_BYTES = 16 << 20
-"""Size of text that is parsed in one piece."""
 BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 4 << 20
 
@@ -45,8 +45,8 @@ class InputFile:
         return pa.OSFile(self.name) if self.store is None else pa.PythonFile(self._source())
 
     @contextlib.contextmanager
-    def lines(self) -> Iterator[IO[bytes]]:
-        """Open it for reading lines; decompressed according to its suffix."""
+    def stream(self) -> Iterator[IO[bytes]]:
+        """Open it for reading from the start; decompressed according to its suffix."""
         raw: io.RawIOBase = io.FileIO(self.name) if self.store is None else self._source()
         with io.BufferedReader(raw, _BUFFER_BYTES) as opened:
             if not self.is_compressed:
@@ -64,6 +64,52 @@ class InputFile:
         return SourceFile(TailCache(ObjectSource(cast("ObjectStore", self.store), self.name, b"")))
 
 
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be loaded, and where it is."""
+
+    file: str
+    line: int
+    """Number of its first line, of the text inside a compressed file; 0 = ``row`` says why no line can be read."""
+    problem: str
+    key: bytes | None
+    """None = it has none."""
+    row: bytes
+    """The row as it is in the file."""
+
+    def __str__(self) -> str:
+        if not self.line:
+            return self.row.decode()
+        key = f" with key {show_both(self.key)}" if self.key else ""
+        return f"{self.file}, line {self.line:,}{key}: {self.problem}"
+
+
+@dataclass
+class BadRows:
+    """Rows that cannot be loaded: how many of each problem, and the first ones."""
+
+    most: float
+    """Maximum number of examples."""
+    problems: Counter[str] = field(default_factory=Counter)
+    examples: list[BadRow] = field(default_factory=list)
+
+    def add(self, rows: Sequence[BadRow]) -> None:
+        """Count rows, and keep the first ones."""
+        self.problems.update(row.problem for row in rows)
+        self.examples += rows[: int(min(self.most - len(self.examples), len(rows)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a block, with the columns that are used."""
+
+    table: pa.Table
+    bad: Sequence[BadRow] = ()
+    """Rows that are not in the table."""
+    locate: Callable[[Sequence[int], str], list[BadRow]] | None = None
+    """Finds rows of the table in the file, as bad rows with that problem; None = its rows have no lines."""
+
+
 class InputPart(Protocol):
     """A part of an input that one task reads."""
 
@@ -71,10 +117,14 @@ class InputPart(Protocol):
     def file(self) -> InputFile:
         """The file that it is in."""
 
-    def read(self) -> Iterator[pa.Table]:
-        """Yield its rows, with the columns that are used.
+    @property
+    def tasks(self) -> int:
+        """How many threads may parse its blocks at once."""
 
-        Raises `NeedsSpark`, `StorageError`, `pyarrow.ArrowException`.
+    def blocks(self) -> Iterator[Callable[[], Rows]]:
+        """Yield functions that parse one block each, in any thread.
+
+        Raises `UsageError`, `StorageError`.
         """
 
 
@@ -87,20 +137,26 @@ class FileInput:
     """Schema of the columns that are used."""
     columns: tuple[str, ...]
     """All known columns."""
+    files: tuple[InputFile, ...] = ()
+    hidden: int = 0
+    """Number of files that are left out, because a name on their path begins with ``_`` or ``.``."""
+    encoding: str = "raw"
+    """Notation of keys and values that are text."""
 
 
-class for_spark:  # noqa: N801 - used as a function
-    """Leaves to Spark what Arrow refuses: its message is the one that the documents describe."""
+class reading:  # noqa: N801 - used as a function
+    """Names the file of which something cannot be read. Raises `UsageError`."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error)):
-            raise NeedsSpark(f"pyarrow cannot read it: {str(error).splitlines()[0]}") from None
-
-
-def check_column_names(all_names: Sequence[str]) -> None:
-    """Spark takes names without regard to case."""
-    if len({name.casefold() for name in all_names}) < len(all_names) or not all(all_names):
-        raise NeedsSpark("names of its columns are empty or repeated")
+        if isinstance(error, (pa.ArrowException, OSError, EOFError, zlib.error)):
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UsageError(
+                f"cannot read {self._file.name} of the input: {reason}",
+                hint="Check that the file is complete and has the format of the input, or remove it from the folder.",
+            ) from None

@@ -5,11 +5,12 @@ The columns become bytes as in `tikv_br.tasks.frames`, in Arrow's columns instea
 
 from __future__ import annotations
 
+import math
 import os
+import pickle
 import tempfile
 import threading
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,8 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tikv_br.bulk_load.inputs import BATCH_ROWS, FileInput, InputPart, NeedsSpark
+from tikv_br.bulk_load.inputs import BATCH_ROWS, BadRow, BadRows, FileInput, InputPart, NeedsSpark, Rows
+from tikv_br.bulk_load.partition import EXAMPLES
+from tikv_br.errors import UsageError
+from tikv_br.formats import columns
+from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.text import parse_key
 from tikv_br.formats.limits import RowLimits
 from tikv_br.formats.order import key_order
 from tikv_br.progress_events import Reporter
@@ -31,8 +37,11 @@ from tikv_br.tasks.inputs import (
     EMPTY_KEY,
     LARGE_ROW,
     LONG_KEY,
+    NOT_TEXT,
     NULL_KEY,
     NULL_VALUE,
+    TTL_TEXT,
+    UNREADABLE,
     Input,
     missing_column,
     unmapped_type,
@@ -55,7 +64,10 @@ _SAMPLES = 64
 """Minimum number of samples per range; ranges are cut at sampled keys."""
 _SAMPLE_BYTES = 64 << 10
 _SIGN = np.uint64(1 << 63)
-_TTL = r"^[0-9]{1,18}$"
+_DIGITS = np.full(256, 255, np.uint8)
+"""Value of each hex digit."""
+for _value, _signs in enumerate((*b"0123456789", *zip(b"abcdef", b"ABCDEF", strict=True))):
+    _DIGITS[np.array(_signs)] = _value
 _INTEGERS = {pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()}
 _BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string()}
 _UNMAPPED = {
@@ -74,8 +86,8 @@ _ORDERED = {pa.bool_(), pa.date32(), pa.timestamp("us"), pa.timestamp("ms"), pa.
 class SortedRuns:
     """The rows of an input as sorted runs. Thread-safe."""
 
-    problems: Counter[str] = field(default_factory=Counter)
-    """Rows that cannot be loaded, by the problem; they are in no run."""
+    bad: BadRows = field(default_factory=lambda: BadRows(EXAMPLES))
+    """Rows that cannot be loaded; they are in no run."""
     size: int = 0
     """Bytes of all runs."""
     _runs: list[pa.RecordBatch] = field(default_factory=list)
@@ -91,10 +103,13 @@ class SortedRuns:
         with self._lock:
             self._runs.append(kept)
 
-    def count(self, problems: Counter[str]) -> None:
+    def count(self, bad: BadRows) -> None:
         """Add rows that cannot be loaded."""
         with self._lock:
-            self.problems += problems
+            self.bad.problems += bad.problems
+            self.bad.examples = sorted([*self.bad.examples, *bad.examples], key=lambda row: (row.file, row.line))[
+                :EXAMPLES
+            ]
 
     def partitions(self, count: int | None) -> list[Partition]:
         """Partitions of about the same size: the requested number, or of about `RANGE_BYTES`."""
@@ -160,19 +175,19 @@ def _threads() -> int:
 
 
 def read_runs(files: FileInput, source: Input, limits: RowLimits = DEFAULT_LIMITS) -> SortedRuns:
-    """Read and sort an input. Raises `NeedsSpark`, `StorageError`."""
+    """Read and sort an input. Raises `UsageError`, `StorageError`."""
     runs = SortedRuns()
     pa.set_memory_pool(
         pa.system_memory_pool()
     )  # keeps what is freed, see `keep_freed_memory`: page faults are half the time
 
-    def read(part: InputPart, _: TaskContext) -> None:
+    def read(part: _SharedPart, _: TaskContext) -> None:
         buffer: list[pa.RecordBatch] = []
         size = 0
-        for table in part.read():
-            problems: Counter[str] = Counter()
-            rows = _keyed_rows(table, source, problems, limits)
-            runs.count(problems)
+        for parse in part:
+            bad = BadRows(EXAMPLES)
+            rows = keyed_rows(parse(), source, files.encoding, limits, bad)
+            runs.count(bad)
             buffer += rows
             size += sum(batch.nbytes for batch in rows)
             if size >= RUN_BYTES:
@@ -181,14 +196,99 @@ def read_runs(files: FileInput, source: Input, limits: RowLimits = DEFAULT_LIMIT
         if buffer:
             runs.add(pa.concat_batches(buffer))
 
+    threads = _threads()
     run_tasks(
-        files.parts,
+        [shared for part in files.parts for shared in [_SharedPart(part)] * min(part.tasks, threads)],
         read,
-        options=ExecutorOptions("driver", concurrency=_threads()),
+        options=ExecutorOptions("driver", concurrency=threads),
         on_result=lambda _: None,
-        name_of=lambda part: part.file.name,
+        name_of=lambda _: "reading the input",
     )
     return runs
+
+
+class _SharedPart:
+    """The blocks of a part, for several threads: one at a time finds the next block."""
+
+    def __init__(self, part: InputPart) -> None:
+        self.name = part.file.name
+        self._part = part
+        self._lock = threading.Lock()
+        self._blocks: Iterator[Callable[[], Rows]] | None = None
+
+    def __iter__(self) -> Iterator[Callable[[], Rows]]:
+        while True:
+            with self._lock:
+                self._blocks = self._blocks or self._part.blocks()
+                parse = next(self._blocks, None)
+            if parse is None:
+                return
+            yield parse
+
+
+def rank_type(files: FileInput, source: Input) -> pa.DataType:
+    """The type of ``rank`` in rows of text."""
+    kind = files.schema.field(source.order_column).type if source.order_column else pa.int8()
+    return pa.large_binary() if kind in _BYTES else kind
+
+
+def rows_of_parts(
+    source: Input, encoding: str, limits: RowLimits, rank: pa.DataType, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Read parts in a task of Spark: rows as of `tikv_br.tasks.frames.keyed_rows`. Raises nothing: an error is a problem."""
+    for bad, rows in _parts_in_spark(source, encoding, limits, batches, EXAMPLES):
+        for batch in rows:
+            nothing = pa.nulls(batch.num_rows, pa.large_string())
+            yield pa.RecordBatch.from_arrays([*batch.columns, nothing, nothing], names=_NAMES)
+        places = {each: [str(row) for row in bad.examples if row.problem == each] for each in bad.problems}
+        for problem, count in bad.problems.items():
+            texts = pa.array([*places[problem], *[None] * (count - len(places[problem]))], pa.large_string())
+            kinds = [pa.large_binary(), pa.large_binary(), pa.int64(), rank]
+            nothings = [pa.nulls(count, kind) for kind in kinds]
+            yield pa.RecordBatch.from_arrays(
+                [*nothings, pa.array([problem] * count, pa.large_string()), texts], names=_NAMES
+            )
+
+
+_NAMES = ["key", "value", "ttl", "rank", "problem", "place"]
+
+
+def bad_rows_of_parts(
+    source: Input, encoding: str, limits: RowLimits, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Read parts in a task of Spark, and return only the rows that cannot be loaded: as text, with their place."""
+    for bad, _ in _parts_in_spark(source, encoding, limits, batches, math.inf):
+        found = [
+            {
+                "_file": row.file,
+                "_line": row.line,
+                "_problem": row.problem,
+                "_row": row.row.decode("utf-8", "backslashreplace"),
+            }
+            for row in bad.examples
+        ]
+        yield pa.RecordBatch.from_pylist(found, BAD_ROWS)
+
+
+BAD_ROWS = pa.schema(
+    {"_file": pa.large_string(), "_line": pa.int64(), "_problem": pa.large_string(), "_row": pa.large_string()}
+)
+
+
+def _parts_in_spark(
+    source: Input, encoding: str, limits: RowLimits, batches: Iterable[pa.RecordBatch], examples: float
+) -> Iterator[tuple[BadRows, list[pa.RecordBatch]]]:
+    for data in (data for batch in batches for data in batch["part"].to_pylist()):
+        part: InputPart = pickle.loads(data)  # noqa: S301 - made by this job
+        try:
+            for parse in part.blocks():
+                bad = BadRows(examples)
+                rows = keyed_rows(parse(), source, encoding, limits, bad)
+                yield bad, rows
+        except UsageError as error:
+            broken = BadRows(examples)
+            broken.add([BadRow(part.file.name, 0, UNREADABLE, None, error.message.encode())])
+            yield broken, []
 
 
 def run_partitions(
@@ -217,13 +317,15 @@ def check_columns(files: FileInput, source: Input) -> None:
     """Raise what `tikv_br.tasks.frames.keyed_rows` raises for a missing column or a wrong type, or `NeedsSpark`."""
     _check_bytes(files, "--key-column", source.key_column, is_key=True)
     _check_bytes(files, "--value-column", source.value_column, is_key=False)
-    if source.ttl_column:
-        kind = _type(files, "--ttl-column", source.ttl_column)
-        if kind not in _INTEGERS and not pa.types.is_string(kind):
-            raise NeedsSpark("its TTL column is not an integer")
+    flag, name = source.expiry
+    if name:
+        kind = _type(files, flag, name)
+        if kind not in _INTEGERS | _BYTES | {pa.uint64()}:
+            raise NeedsSpark("its column of seconds is not an integer")
     if source.order_column:
         kind = _type(files, "--order-column", source.order_column)
-        if kind not in _INTEGERS | _BYTES | _ORDERED and not pa.types.is_decimal128(kind):
+        is_json_number = source.is_text and kind == pa.float64()
+        if not is_json_number and kind not in _INTEGERS | _BYTES | _ORDERED and not pa.types.is_decimal128(kind):
             raise NeedsSpark(f"Spark orders {kind} in its own way")
 
 
@@ -241,34 +343,47 @@ def _check_bytes(files: FileInput, flag: str, name: str, *, is_key: bool) -> Non
         raise NeedsSpark(f"only Spark maps {kind} to bytes")
 
 
-def _keyed_rows(table: pa.Table, source: Input, problems: Counter[str], limits: RowLimits) -> list[pa.RecordBatch]:
+def keyed_rows(found: Rows, source: Input, encoding: str, limits: RowLimits, bad: BadRows) -> list[pa.RecordBatch]:
     """The rows that can be loaded, as ``key``, ``value``, ``ttl`` and ``rank``; the others are counted."""
+    bad.add(found.bad)
+    table = found.table
     key, value = (_bytes_of(table[name]) for name in (source.key_column, source.value_column))
-    ttl = _ttl(table[source.ttl_column]) if source.ttl_column else None
-    bad = pc.or_kleene(key.is_null(), value.is_null())
-    empty = pc.fill_null(pc.equal(pc.binary_length(key), 0), fill_value=False)
-    bad = pc.or_(bad, empty)
-    ttl_is_wrong = None
-    if ttl is not None:
-        ttl_is_wrong = pc.fill_null(pc.less_equal(ttl, 0), fill_value=True)
-        bad = pc.or_(bad, ttl_is_wrong)
-    too_long, too_large = (
-        pc.fill_null(each, fill_value=False) for each in (limits.long_keys(key), limits.large_rows(key, value))
-    )
-    bad = pc.or_(bad, pc.or_(too_long, too_large))
+    checks: list[tuple[str, pa.ChunkedArray | pa.Array]] = []
+    if found.locate is not None:  # text
+        pairs = [
+            decoded(each, encoding) if table[name].type in _BYTES else (each, None)
+            for name, each in ((source.key_column, key), (source.value_column, value))
+        ]
+        (key, _), (value, _) = pairs
+        checks = [(NOT_TEXT, wrong) for _, wrong in pairs if wrong is not None]
+    checks += [
+        (NULL_KEY, key.is_null()),
+        (EMPTY_KEY, pc.fill_null(pc.equal(pc.binary_length(key), 0), fill_value=False)),
+        (NULL_VALUE, value.is_null()),
+    ]
+    ttl = pa.array(np.zeros(table.num_rows, np.int64))
+    if source.expiry[1]:
+        ttl, wrong = _seconds(table[source.expiry[1]])
+        checks.append((BAD_TTL, wrong))
+    for problem, beyond in ((LONG_KEY, limits.long_keys(key)), (LARGE_ROW, limits.large_rows(key, value))):
+        checks.append((problem, pc.fill_null(beyond, fill_value=False)))
     rank = table[source.order_column] if source.order_column else pa.nulls(table.num_rows, pa.int8())
-    ttl = pa.array(np.zeros(table.num_rows, np.int64)) if ttl is None else ttl
+    rank = rank.cast(pa.large_binary()) if rank.type in _BYTES else rank
     rows = pa.table({"key": key, "value": value, "ttl": ttl, "rank": rank})
-    if pc.any(bad).as_py():
-        checks = [(NULL_KEY, key.is_null()), (EMPTY_KEY, empty), (NULL_VALUE, value.is_null())]
-        if ttl_is_wrong is not None:
-            checks.append((BAD_TTL, ttl_is_wrong))
-        left = bad
-        for problem, mask in [*checks, (LONG_KEY, too_long), (LARGE_ROW, too_large)]:
-            found = pc.and_(left, mask)
-            problems[problem] += pc.sum(found).as_py()
-            left = pc.and_(left, pc.invert(found))
-        rows = rows.filter(pc.invert(bad))
+    left: pa.ChunkedArray | None = None
+    for problem, mask in checks:
+        if not pc.any(mask).as_py():
+            continue
+        rest = mask if left is None else pc.and_(mask, left)
+        left = pc.invert(mask) if left is None else pc.and_(left, pc.invert(mask))
+        places = np.flatnonzero(rest.to_numpy(zero_copy_only=False) if isinstance(rest, pa.Array) else rest.to_numpy())
+        room = int(min(bad.most - len(bad.examples), len(places))) if found.locate is not None else 0
+        if found.locate is not None and room:
+            bad.add(found.locate(places[:room].tolist(), problem))
+        if len(places) > room:
+            bad.problems[problem] += len(places) - room
+    if left is not None:
+        rows = rows.filter(left)
     return [batch for batch in rows.to_batches() if batch.num_rows]
 
 
@@ -285,10 +400,51 @@ def _bytes_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([texts])
 
 
-def _ttl(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the column as int64. Raises `NeedsSpark` for text that is not a plain number: Spark may accept it."""
-    if column.type != pa.string():
-        return column.cast(pa.int64())
-    if not pc.all(pc.match_substring_regex(column, _TTL)).as_py() and len(column.drop_null()):
-        raise NeedsSpark("its TTLs are not all plain numbers")
-    return column.cast(pa.int64())
+def decoded(column: pa.ChunkedArray, form: str) -> tuple[pa.ChunkedArray, pa.Array | None]:
+    """The bytes that texts in a notation stand for, and which texts are wrong; None = no text is."""
+    if form == "hex" and (fast := _from_hex(column.combine_chunks())) is not None:
+        return pa.chunked_array([fast]), None
+    try:
+        column.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        pass
+    else:
+        if form == "raw" or (form == "escaped" and not pc.any(pc.match_substring(column, "\\")).as_py()):
+            return column, None
+    texts = [None if text is None else _parsed(text, form) for text in column.to_pylist()]
+    wrong = [found is None and text.is_valid for found, text in zip(texts, column, strict=True)]
+    array = pa.array([b"?" if bad else found for found, bad in zip(texts, wrong, strict=True)], pa.large_binary())
+    return pa.chunked_array([array]), pa.array(wrong)
+
+
+def _parsed(text: bytes, form: str) -> bytes | None:
+    try:
+        return parse_key(text.decode(), form)
+    except (UnicodeDecodeError, InvalidKeyText):
+        return None
+
+
+def _from_hex(column: pa.LargeBinaryArray) -> pa.LargeBinaryArray | None:
+    """None if a text is not valid."""
+    offsets, data = columns.view(pc.fill_null(column, b""))
+    digits = _DIGITS[data[offsets[0] : offsets[-1]]]
+    offsets = offsets - offsets[0]
+    if (offsets % 2).any() or (digits > 15).any():
+        return None
+    found = columns.build(offsets // 2, np.bitwise_or(digits[::2] << np.uint8(4), digits[1::2], dtype=np.uint8))
+    return pc.if_else(column.is_valid(), found, pa.scalar(None, pa.large_binary())) if column.null_count else found
+
+
+def _seconds(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """The seconds as int64, 0 for null, and which are no positive integer."""
+    is_null = column.is_null()
+    if column.type in _BYTES:
+        plain = pc.fill_null(pc.match_substring_regex(column.cast(pa.large_binary()), TTL_TEXT), fill_value=False)
+        texts = pc.if_else(plain, column.cast(pa.large_binary()), pa.scalar(b"0", pa.large_binary()))
+        numbers = texts.cast(pa.large_string()).cast(pa.int64())
+    else:
+        if column.type == pa.uint64():
+            column = pc.if_else(pc.less(column, 1 << 63), column, pa.scalar(0, pa.uint64()))
+        numbers = pc.fill_null(column.cast(pa.int64()), 0)
+    wrong = pc.and_(pc.invert(is_null), pc.less_equal(numbers, 0))
+    return numbers, wrong

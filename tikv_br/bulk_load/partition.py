@@ -60,6 +60,8 @@ class PartitionResult:
     """The first of them, at most `EXAMPLES`."""
     problems: dict[str, int]
     """Rows that cannot be loaded, by the problem."""
+    places: tuple[str, ...]
+    """Some of them, with file and line if these are known."""
     sample: tuple[bytes, ...]
     """The first keys, at most `EXAMPLES`."""
 
@@ -102,6 +104,7 @@ def write_partition(job: PartitionJob, batches: Iterator[pa.RecordBatch], contex
         partition.duplicates,
         tuple(partition.duplicate_keys),
         dict(partition.problems),
+        tuple(partition.places),
         tuple(partition.sample),
     )
 
@@ -115,6 +118,7 @@ class RowCleaner:
         self.duplicates = 0
         self.duplicate_keys: list[bytes] = []
         self.problems: Counter[str] = Counter()
+        self.places: list[str] = []
         self.sample: list[bytes] = []
 
     def clean(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -130,6 +134,8 @@ class RowCleaner:
         if len(bad):
             for found in pc.value_counts(bad).to_pylist():
                 self.problems[found["values"]] += found["counts"]
+            if "place" in batch.schema.names and len(self.places) < EXAMPLES:
+                self.places += pc.drop_null(batch["place"])[: EXAMPLES - len(self.places)].to_pylist()
             batch = batch.filter(pc.is_null(batch["problem"]))
         keys = batch["key"].cast(pa.large_binary())
         if not len(keys):

@@ -113,7 +113,7 @@ def put_rows(context: PutContext) -> None:
     job = LoadPutJob(
         context.options.cluster,
         context.codec,
-        context.now,
+        context.base_time,
         max(context.concurrency // slots, 1),
         RateLimit(context.rate_limit).share(
             "driver" if context.runs is not None else "spark", slots, context.partitions

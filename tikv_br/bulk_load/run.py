@@ -91,6 +91,10 @@ class BulkLoadSummary:
     """Some of their keys, in hex."""
     problems: dict[str, int]
     """Bad rows, by the problem."""
+    bad_row_examples: list[str]
+    """Some bad rows of CSV and JSON lines, with file, line and key."""
+    hidden_files: int
+    """Files left out, because a name on their path begins with ``_`` or ``.``."""
     sample_keys: list[str]
     """Some keys of a dry run, in hex."""
     expired_kvs: int
@@ -232,6 +236,8 @@ def _summary(
         duplicate_rows=context.duplicates if context else None,
         duplicate_keys=[key.hex() for key in context.duplicate_keys] if context else [],
         problems=dict(bad),
+        bad_row_examples=context.bad_rows if context else [],
+        hidden_files=context.hidden if context else 0,
         sample_keys=[key.hex() for key in sample],
         expired_kvs=expired,
         engine=options.mode.value,

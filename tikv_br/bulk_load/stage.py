@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tikv_br.backupset.coverage import keyspace_codec
-from tikv_br.bulk_load.partition import PartitionJob, write_partition
+from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, write_partition
 from tikv_br.bulk_load.partitioned import PartitionContext, choose_encoding, commit
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow import path, steps
@@ -32,8 +33,17 @@ from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.tasks.executor import MIN_SPARK_BYTES
-from tikv_br.tasks.frames import kept, keyed_rows, map_partitions, read_input, sorted_rows, sql_session, write_bad_rows
-from tikv_br.tasks.inputs import Input
+from tikv_br.tasks.frames import (
+    kept,
+    keyed_rows,
+    map_partitions,
+    part_rows,
+    read_input,
+    sorted_rows,
+    sql_session,
+    write_bad_rows,
+)
+from tikv_br.tasks.inputs import UNREADABLE, CsvDialect, Input
 from tikv_br.tasks.settings import NO_SETTINGS, is_local
 from tikv_br.tasks.task import TaskContext
 
@@ -65,7 +75,10 @@ class StageOptions:
         """A name that is the same for the same target and options that a resumed load must share, and not for others."""
         path = self.input.path
         base = "" if path.startswith("/") or ":" in path else str(Path.cwd())  # a relative path is of this folder
-        given = repr((self.input, base, self.keyspace, bool(self.bad_rows), cluster.pd, *chosen(self)))
+        source = self.input
+        # Text has a name of its own: what older versions have staged of it may have other rows.
+        more = (*((source.csv, source.encoding) if source.is_text else ()), *filter(None, [source.expiry_column]))
+        given = repr((source, base, self.keyspace, bool(self.bad_rows), cluster.pd, *chosen(self), *more))
         return f"load-{hashlib.sha256(given.encode()).hexdigest()[:16]}"
 
 
@@ -78,6 +91,8 @@ class StageContext(PartitionContext):
     """Clean-up of the session."""
     files: FileInput | None = None  # open the input
     """Input that this process reads; None = Spark reads it."""
+    opened: FileInput | None = None  # open the input
+    """Input whose files this process has found, and Spark reads."""
     runs: SortedRuns | None = None  # sort and write
     parts: list[Partition] = field(default_factory=list)  # sort and write
     """Partitions of the runs."""
@@ -97,9 +112,30 @@ class StageContext(PartitionContext):
         return self.cluster.row_limits(self.codec)
 
     @property
+    def hidden(self) -> int:
+        """Return the number of files that are left out."""
+        files = self.files or self.opened
+        return files.hidden if files else 0
+
+    @property
+    def base_time(self) -> int:
+        """Return the time to which the column of seconds is added: 0 if it has expiries."""
+        return 0 if self.stage.input.expiry_column else self.now
+
+    @property
     def problems(self) -> Counter[str]:
         """Rows that cannot be loaded, by the problem."""
-        return super().problems + (self.runs.problems if self.runs is not None else Counter[str]())
+        return super().problems + (self.runs.bad.problems if self.runs is not None else Counter[str]())
+
+    @property
+    def bad_rows(self) -> list[str]:
+        """Some rows that cannot be loaded, with file and line."""
+        found = (
+            self.runs.bad.examples
+            if self.runs is not None
+            else chain.from_iterable(map(attrgetter("places"), self.results))
+        )
+        return list(map(str, found))[:EXAMPLES]
 
     @property
     def slots(self) -> int:
@@ -149,10 +185,11 @@ def stage_steps(*, dry_run: bool) -> list[Step[StageContext]]:
 def check_cluster(context: StageContext) -> None:
     """Choose the encoding, which is the target's. Raises `UsageError` for TTLs or a keyspace that it does not have."""
     stage, api_version = context.stage, context.info.api_version
-    if stage.input.ttl_column and not api_version.has_ttl:
+    flag, column = stage.input.expiry
+    if column and not api_version.has_ttl:
         raise UsageError(
-            f"--ttl-column: the cluster of API {api_version.label} does not support TTLs",
-            hint="Use a cluster with storage.enable-ttl or API V2, or leave out --ttl-column.",
+            f"{flag}: the cluster of API {api_version.label} does not support TTLs",
+            hint="Use a cluster with storage.enable-ttl or API V2, or leave it out.",
         )
     keyspace_id = context.cluster.pd.keyspace_id(stage.keyspace)
     choose_encoding(context, keyspace_codec(api_version, keyspace_id, "--keyspace"))
@@ -161,61 +198,82 @@ def check_cluster(context: StageContext) -> None:
 
 def open_input(context: StageContext) -> None:
     """Choose who reads the input, and find its columns. Raises `UsageError` if one is missing or has no mapping to bytes."""
-    options, stage = context.options, context.stage
-    if options.executor == "spark" or (options.executor == "auto" and not is_local(options.spark_master)):
-        start_spark(context)
-        return
     from tikv_br.bulk_load.files import open_files
     from tikv_br.bulk_load.inputs import NeedsSpark
     from tikv_br.bulk_load.local import check_columns
 
-    is_auto = options.executor == "auto"
-    reason = "Spark writes the rows of --bad-rows" if stage.bad_rows else ""
-    if is_auto and options.spark_settings != NO_SETTINGS:
-        reason = "settings of Spark were passed"
-    most_bytes = MIN_SPARK_BYTES if is_auto else sys.maxsize
+    options, stage = context.options, context.stage
     try:
-        context.files = open_files(stage.input, stage.clouds, most_bytes, reason=reason)
+        context.files = open_files(stage.input, stage.clouds)
         check_columns(context.files, stage.input)
     except NeedsSpark as reason:
-        fall_back(context, reason)
+        start_spark(context, reason.message)
+        return
+    if context.files.hidden:
+        context.reporter(
+            Notice(f"left out, because of names with _ or . at the start: {counted(context.files.hidden, 'file')}")
+        )
+    size = sum(file.size for file in context.files.files)
+    if stage.bad_rows:
+        start_spark(context, "Spark writes the rows of --bad-rows")
+    elif options.executor == "spark":
+        start_spark(context)
+    elif options.executor == "auto":
+        if not is_local(options.spark_master):
+            start_spark(context)
+        elif options.spark_settings != NO_SETTINGS:
+            start_spark(context, "settings of Spark were passed")
+        elif size >= MIN_SPARK_BYTES:
+            start_spark(context, f"the input has {size >> 20:,} MiB; Spark pays off from {MIN_SPARK_BYTES >> 20:,} MiB")
 
 
-def fall_back(context: StageContext, reason: UsageError) -> None:
-    """Have Spark read the input. Raises ``reason`` where Spark must not."""
-    if context.options.executor == "driver":
-        reason.message = f"--executor driver: this process cannot read the input: {reason.message}"
-        raise reason
-    context.reporter(Notice(f"Spark reads the input: {reason.message}"))
-    context.files = context.runs = None
-    start_spark(context)
+def start_spark(context: StageContext, reason: str = "") -> None:
+    """Have Spark read the input: start the session that the later steps use, and read the schema. Raises `UsageError` if it must not."""
+    options, source, files = context.options, context.stage.input, context.files
+    if options.executor == "driver":
+        from tikv_br.bulk_load.inputs import NeedsSpark
 
-
-def start_spark(context: StageContext) -> None:
-    """Start the session that the later steps use, and read the schema."""
+        raise NeedsSpark(f"--executor driver: this process cannot read the input: {reason}")
+    if options.executor == "auto" and reason:
+        context.reporter(Notice(f"Spark reads the input: {reason}"))
     began = time.monotonic()
-    context.session = context.stack.enter_context(
-        sql_session(context.options.spark_master, context.options.spark_settings)
-    )
+    context.session = context.stack.enter_context(sql_session(options.spark_master, options.spark_settings))
     context.session_seconds = time.monotonic() - began
-    context.frame = read_input(context.session, context.stage.input)
-    context.rows = keyed_rows(context.frame, context.stage.input, context.limits)
+    if files is not None and source.is_text:
+        context.rows = text_rows(context, files, context.limits)
+    else:
+        if source.is_text and (source.csv != CsvDialect() or source.encoding not in {None, "raw"}):
+            raise UsageError(
+                f"Spark's own reader is needed: {reason}; it does not know --csv-… and --encoding",
+                hint="Pass its options with --input-option, or a local path or a URL of S3, GCS or Azure as for --storage.",
+            )
+        context.frame = read_input(context.session, source, [file.name for file in files.files] if files else [])
+        context.rows = keyed_rows(context.frame, source, context.limits)
+    context.opened, context.files = files, None
+
+
+def text_rows(context: StageContext, files: FileInput, limits: RowLimits) -> DataFrame:
+    """The rows of CSV or JSON lines, which tasks of Spark read as threads of this process do."""
+    import pyarrow as pa
+
+    from tikv_br.bulk_load.local import rank_type, rows_of_parts
+
+    source = context.stage.input
+    rank = rank_type(files, source)
+    types = (pa.large_binary(), pa.large_binary(), pa.int64(), rank, pa.large_string(), pa.large_string())
+    schema = pa.schema(list(zip(("key", "value", "ttl", "rank", "problem", "place"), types, strict=True)))
+    return part_rows(context.session, files.parts, partial(rows_of_parts, source, files.encoding, limits, rank), schema)
 
 
 def sort_rows(context: StageContext) -> None:
     """Sort the rows, or have Spark sort them when they are read."""
     if context.files is not None:
-        from tikv_br.bulk_load.inputs import NeedsSpark
         from tikv_br.bulk_load.local import read_runs
 
-        try:
-            context.runs = read_runs(context.files, context.stage.input, context.limits)
-        except NeedsSpark as reason:
-            fall_back(context, reason)
-        else:
-            context.parts = context.runs.partitions(context.stage.partitions)
-            context.partitions = len(context.parts)
-            return
+        context.runs = read_runs(context.files, context.stage.input, context.limits)
+        context.parts = context.runs.partitions(context.stage.partitions)
+        context.partitions = len(context.parts)
+        return
     context.partitions = context.stage.partitions or max(context.rows.rdd.getNumPartitions(), 1)
     context.sorted_rows = sorted_rows(context.rows, context.partitions)
     if context.reread:
@@ -225,7 +283,7 @@ def sort_rows(context: StageContext) -> None:
 def write_files(context: StageContext) -> None:
     """Sort the rows and write the files; a dry run only counts."""
     context.now = context.cluster.clock.now()
-    options, now = context.options, context.now
+    options, now = context.options, context.base_time
     job = PartitionJob(options, context.conversion, context.source_ranges[0], now, dry_run=options.dry_run)
     sort_rows(context)
     context.results = context.run_partitions(partial(write_partition, job))
@@ -235,10 +293,15 @@ def check_rows(context: StageContext) -> None:
     """Refuse bad rows and duplicates unless they are allowed, and an input without rows."""
     stage = context.stage
     bad = context.problems.total()
+    examples = "".join(f"\n  {each}" for each in context.bad_rows)
+    if context.problems[UNREADABLE]:
+        raise UsageError(
+            f"the input has a file that cannot be read:{examples}", hint="Correct the file, or pass its dialect."
+        )
     if bad and not stage.bad_rows:
         problems = ", ".join(f"{count:,} with {problem}" for problem, count in sorted(context.problems.items()))
         raise UsageError(
-            f"the input has {counted(bad, 'row')} that cannot be loaded: {problems}",
+            f"the input has {counted(bad, 'row')} that cannot be loaded: {problems}{examples}",
             hint="Correct the input, or pass --bad-rows DIR to write these rows there and load the others.",
         )
     if context.duplicates and not stage.input.order_column:
@@ -251,5 +314,17 @@ def check_rows(context: StageContext) -> None:
         raise UsageError("the input has no rows to load", hint="Check the path or glob of --input.")
     if bad:
         folder = f"{stage.bad_rows.rstrip('/')}/{stage.identity(context.options.cluster)}"
-        write_bad_rows(context.frame, stage.input, folder, context.limits)
+        write_rejected(context, folder)
         context.reporter(Notice(f"{counted(bad, 'row')} cannot be loaded, see {folder}"))
+
+
+def write_rejected(context: StageContext, folder: str) -> None:
+    """Have Spark write the rows that cannot be loaded."""
+    source, files = context.stage.input, context.opened
+    if files is None or not source.is_text:
+        write_bad_rows(context.frame, source, folder, context.limits)
+        return
+    from tikv_br.bulk_load.local import BAD_ROWS, bad_rows_of_parts
+
+    function = partial(bad_rows_of_parts, source, files.encoding, context.limits)
+    write_bad_rows(part_rows(context.session, files.parts, function, BAD_ROWS), None, folder)

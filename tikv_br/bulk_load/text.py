@@ -1,199 +1,445 @@
-"""Reads CSV and JSON lines as Spark reads them."""
+"""Reads CSV (RFC 4180) and JSON lines.
+
+A file is cut into blocks that end with a row, and these are parsed by Arrow. Only blocks that have something wrong are read by Python's
+csv or msgspec too, which tell the lines.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
-from tikv_br.bulk_load.inputs import (
-    BLOCK_BYTES,
-    PART_BYTES,
-    FileInput,
-    InputFile,
-    InputPart,
-    NeedsSpark,
-    check_column_names,
-    for_spark,
+from tikv_br.bulk_load.inputs import PART_BYTES, BadRow, FileInput, InputFile, InputPart, Rows, reading
+from tikv_br.errors import UsageError
+from tikv_br.tasks.inputs import (
+    NOT_JSON,
+    NOT_TEXT,
+    OTHER_FIELDS,
+    OTHER_TYPE,
+    REPEATED_NAME,
+    CsvDialect,
+    Input,
+    missing_column,
+    unmapped_type,
 )
-from tikv_br.tasks.inputs import Input
 
-_FIRST_LINES = 1000
-"""Number of lines that determine the columns of JSON lines."""
-_CSV_OPTIONS = {"header": {"true"}, "enforceschema": {"false"}, "inferschema": {"false"}}
-"""Options whose values leave an input to us; others are for Spark, but the separator and the text of null."""
-_QUOTE = ord('"')
-_NEWLINE = ord("\n")
+BLOCK_BYTES = 16 << 20
+"""Size of text that is parsed in one piece."""
+MAX_ROW_BYTES = 1 << 30
+"""Largest row: what a quote that is never closed may collect."""
+_BOM = codecs.BOM_UTF8
+_INVALID = "tikv_br.invalid"
+codecs.register_error(_INVALID, lambda error: ("\udcff", error.end))  # type: ignore[attr-defined]
+_INTEGER = re.compile(rb"-?[0-9]+")
+_MAX_INTEGER = 1 << 63
 
 
-class _Parse(Protocol):
-    def __call__(self, block: bytes, /) -> pa.Table: ...
+class _Utf8:
+    """Text in another encoding, as UTF-8; what is not valid in it becomes bytes that are not valid in UTF-8."""
+
+    def __init__(self, opened: IO[bytes], encoding: str) -> None:
+        self._opened = opened
+        self._decoder = codecs.getincrementaldecoder(encoding)(_INVALID)
+
+    def read(self, size: int) -> bytes:
+        """Return ``b""`` at the end only."""
+        while data := self._opened.read(size):
+            if text := self._decoder.decode(data):
+                return text.encode("utf-8", "surrogatepass")
+        return self._decoder.decode(b"", final=True).encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
-    """The lines that begin in a range of a file, as Spark divides text: a line break always ends a row."""
+class _Block:
+    file: InputFile
+    line: int
+    """Number of its first line."""
+    data: bytes
+
+
+Parse = Callable[[_Block], Rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The rows of a file."""
 
     file: InputFile
+    dialect: CsvDialect
+    parse: Parse
+    header: bool = False
+    """True if the first row is no data."""
+
+    @property
+    def tasks(self) -> int:
+        return max(self.file.size // PART_BYTES, 1)
+
+    def blocks(self) -> Iterator[Callable[[], Rows]]:
+        skip = self.header
+        for block in _blocks(self.file, self.dialect):
+            rest = block
+            if skip:
+                first = next(_records(block.data, self.dialect), None)
+                if first is None:
+                    continue
+                rest, skip = _Block(block.file, block.line + first.lines, block.data[first.end :]), False
+            yield partial(self.parse, rest)
+
+
+def _blocks(file: InputFile, dialect: CsvDialect, size: int = 0) -> Iterator[_Block]:
+    """Blocks of whole rows, as UTF-8 and without a byte order mark. Raises `UsageError` for a quote that is out of place."""
+    with reading(file), file.stream() as opened:
+        text = opened if dialect.is_utf8 else _Utf8(opened, dialect.encoding)
+        kept, line, wanted = b"", 1, size or BLOCK_BYTES
+        is_first, is_last = True, False
+        while not is_last:
+            read = text.read(wanted)
+            data, is_last = kept + read, not read
+            if is_first and (len(data) >= len(_BOM) or is_last):
+                data, is_first = data.removeprefix(_BOM), False
+            plain = dialect.without_escapes(data)
+            cut = 0 if is_first else len(data) if is_last else _last_row_end(plain, dialect.quote.encode())
+            if cut:
+                _check_quotes(file, line, plain[:cut], dialect)
+                yield _Block(file, line, data[:cut])
+                line += _lines(data[:cut])
+            elif len(data) > MAX_ROW_BYTES:
+                raise UsageError(f"{file.name}, line {line:,}: a row has more than {MAX_ROW_BYTES >> 20:,} MiB")
+            kept = data[cut:]
+            wanted = max(size or BLOCK_BYTES, len(kept))
+
+
+def _lines(data: bytes) -> int:
+    breaks = data.count(b"\n")
+    return breaks + data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else breaks
+
+
+def _last_row_end(data: bytes, quote: bytes) -> int:
+    """Where the last whole row ends; 0 = nowhere. The data begin outside of quotes."""
+    inside = bool(quote) and data.count(quote) % 2 == 1
+    end = len(data)
+    while True:
+        place = data.rfind(b"\n", 0, end)
+        place = max(place, data.rfind(b"\r", place + 1, min(end, len(data) - 1)))
+        if place < 0:
+            return 0
+        inside ^= bool(quote) and data.count(quote, place, end) % 2 == 1
+        if not inside:
+            return place + 1
+        end = place
+
+
+def _check_quotes(file: InputFile, line: int, data: bytes, dialect: CsvDialect) -> None:
+    """Refuse a quote within a field that does not begin with one, text behind a closing one, and one that is not closed."""
+    if not dialect.quote or dialect.quote.encode() not in data:
+        return
+    signs = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(signs == ord(dialect.quote))
+    opening, closing = quotes[::2], quotes[1::2]
+    ends = np.zeros(256, np.bool_)
+    ends[[ord(dialect.delimiter), ord("\r"), ord("\n")]] = True
+    opens = (opening == 0) | ends[signs[opening - 1]]
+    closes = (closing == len(signs) - 1) | ends[signs[np.minimum(closing + 1, len(signs) - 1)]]
+    doubled = opening[1:] == closing[: len(opening) - 1] + 1
+    opens[1:] |= doubled
+    closes[: len(doubled)] |= doubled
+    wrong = [places[~good][0] for places, good in ((opening, opens), (closing, closes)) if not good.all()]
+    if len(opening) > len(closing):
+        wrong.append(opening[-1])
+    if wrong:
+        raise UsageError(
+            f"{file.name}, line {line + _lines(data[: min(wrong)]):,}: a quote ({dialect.quote}) that is not closed, or out of place: "
+            "a field with a quote in it must be in quotes, and the quote doubled",
+            hint="Correct the file, or pass its dialect: --csv-quote '' if quotes are plain text, --csv-escape, --csv-delimiter.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A row of CSV as Python's csv reads it."""
+
+    line: int
+    """Lines of the block before it."""
+    lines: int
+    """Lines of the block up to its end."""
     start: int
     end: int
-    skip: int
-    """Lines of the header, where the range begins with it."""
-    parse: _Parse
-
-    def read(self) -> Iterator[pa.Table]:
-        with self.file.lines() as opened, for_spark():
-            if self.start:
-                opened.seek(self.start - 1)
-                opened.readline()
-            for _ in range(self.skip):
-                opened.readline()
-            while True:
-                left = self.end - (opened.tell() if self.end else 0)
-                if self.end and left <= 0:
-                    return
-                block = opened.read(min(BLOCK_BYTES, left) if self.end else BLOCK_BYTES)
-                if not block:
-                    return
-                if not block.endswith(b"\n"):
-                    block += opened.readline()
-                yield self.parse(block)
+    fields: list[bytes]
 
 
-def _line_parts(file: InputFile, parse_block: _Parse, *, header: bool) -> list[InputPart]:
-    if file.is_compressed:
-        return [_Lines(file, 0, 0, int(header), parse_block)]
-    starts = range(0, file.size, PART_BYTES)
-    return [
-        _Lines(file, start, min(start + PART_BYTES, file.size), int(header and not start), parse_block)
-        for start in starts
-    ]
+def _records(data: bytes, dialect: CsvDialect) -> Iterator[_Record]:
+    """The rows of a block with their places, without empty lines. A Python object for each: only for headers and bad rows."""
+    csv.field_size_limit(MAX_ROW_BYTES)  # of the process
+    lines = data.splitlines(keepends=True)
+    reader = csv.reader(
+        (line.decode("latin-1") for line in lines),
+        delimiter=dialect.delimiter,
+        quotechar=dialect.quote or None,
+        quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
+        escapechar=dialect.escape or None,
+    )
+    before = start = 0
+    for fields in reader:
+        end = start + sum(map(len, lines[before : reader.line_num]))
+        if fields:
+            yield _Record(before, reader.line_num, start, end, [text.encode("latin-1") for text in fields])
+        before, start = reader.line_num, end
+
+
+def open_csv(source: Input, files: Sequence[InputFile], columns: list[str]) -> FileInput:
+    """Look at headers of CSV files. Raises `UsageError`."""
+    _check_codec(files)
+    dialect = source.csv
+    parts: list[InputPart] = []
+    names: tuple[str, ...] = ()
+    for file in files:
+        block = next(_blocks(file, dialect, size=1 << 16), None)
+        record = next(_records(block.data, dialect), None) if block else None
+        if record is None:
+            raise UsageError(
+                f"{file.name} of the input is empty: a CSV file begins with the names of its columns",
+                hint="Write it again, or remove it from the folder.",
+            )
+        header = tuple(name.decode("utf-8", "backslashreplace") for name in record.fields)
+        for name in columns:
+            if header.count(name) != 1:
+                flag = next(flag for flag, used in source.used_columns if used == name)
+                raise missing_column(flag, name, header, file.name)
+        parts.append(
+            _Text(file, dialect, partial(_parse_csv, header, tuple(columns), dialect, source.key_column), header=True)
+        )
+        names = names or header
+    return FileInput(tuple(parts), pa.schema([(name, pa.large_binary()) for name in columns]), names)
 
 
 def _check_codec(files: Sequence[InputFile]) -> None:
     """Spark decompresses by the suffix."""
     if any(Path(file.name).suffix.lower() in {".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz"} for file in files):
-        raise NeedsSpark("its compression is for Spark")
+        raise UsageError("files with CSV or JSON lines may be compressed with gzip only", hint="Decompress the input.")
 
 
-def open_csv(source: Input, files: Sequence[InputFile], columns: list[str]) -> FileInput:
-    """Look at headers and options of CSV files. Raises `NeedsSpark`."""
-    _check_codec(files)
-    separator, null = ",", ""
-    for option, value in source.reader_options:
-        name = option.lower()
-        if name in {"sep", "delimiter"} and len(value) == 1 and value.isascii() and value not in '"\\\r\n\0':
-            separator = value
-        elif name == "nullvalue" and not re.search(r'["\\\r\n]', value.replace("\\N", "")):
-            null = value
-        elif value.lower() not in _CSV_OPTIONS.get(name, set()):
-            raise NeedsSpark(f"--input-option {option} is for Spark")
-    headers = []
-    for file in files:
-        with file.lines() as opened:
-            line = opened.readline(1 << 20).rstrip(b"\r\n")
-        if not line.strip() or line.startswith(b"\xef\xbb\xbf") or (b"\\" in line or b'""' in line):
-            raise NeedsSpark("a header is empty or has signs that Spark interprets")
-        headers.append(next(csv.reader([line.decode()], delimiter=separator)))
-    if any(header != headers[0] for header in headers):
-        raise NeedsSpark("the columns of its files differ")
-    check_column_names(headers[0])
-    found = [name for name in columns if name in headers[0]]
-    parse_block = partial(_parse_csv, tuple(headers[0]), tuple(found), separator, null)
-    parts = [part for file in files for part in _line_parts(file, parse_block, header=True)]
-    return FileInput(tuple(parts), pa.schema([(name, pa.string()) for name in found]), tuple(headers[0]))
+def _parse_csv(header: tuple[str, ...], columns: tuple[str, ...], dialect: CsvDialect, key: str, block: _Block) -> Rows:
+    bad: list[BadRow] = []
+    key_at = header.index(key)
+
+    def bad_row(record: _Record, problem: str) -> BadRow:
+        found = record.fields[key_at] if key_at < len(record.fields) else None
+        return BadRow(
+            block.file.name,
+            block.line + record.line,
+            problem,
+            found,
+            block.data[record.start : record.end].rstrip(b"\r\n"),
+        )
+
+    def records() -> Iterator[_Record]:
+        return _records(block.data, dialect)
+
+    try:
+        table = _csv_table(header, columns, dialect, block.data)
+    except pa.ArrowInvalid as error:
+        ragged = [record for record in records() if len(record.fields) != len(header)]
+        if not ragged:
+            raise UsageError(f"{block.file.name}, from line {block.line:,}: cannot be parsed as CSV: {error}") from None
+        bad = [bad_row(record, OTHER_FIELDS) for record in ragged]
+        ends = [0, *(record.end for record in ragged)]
+        starts = [*(record.start for record in ragged), len(block.data)]
+        kept = b"".join(block.data[end:start] for end, start in zip(ends, starts, strict=True))
+        table = _csv_table(header, columns, dialect, kept)
+
+    def locate(places: Sequence[int], problem: str) -> list[BadRow]:
+        good = (record for record in records() if len(record.fields) == len(header))
+        wanted = set(places)
+        return [bad_row(record, problem) for at, record in enumerate(islice(good, max(places) + 1)) if at in wanted]
+
+    return Rows(table, bad, locate)
 
 
-def _parse_csv(header: tuple[str, ...], columns: tuple[str, ...], separator: str, null: str, block: bytes) -> pa.Table:
-    _check_csv(block, separator)
-    table = pa_csv.read_csv(
-        pa.BufferReader(block),
-        pa_csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=header),
-        pa_csv.ParseOptions(delimiter=separator),
+def _csv_table(header: tuple[str, ...], columns: tuple[str, ...], dialect: CsvDialect, data: bytes) -> pa.Table:
+    if not data:
+        return pa.schema([(name, pa.large_binary()) for name in columns]).empty_table()
+    if data.startswith(_BOM):  # Arrow would take it away
+        data = b"\n" + data
+    # Other columns get names of their own: those of the file may be repeated.
+    names = [name if name in columns else f"\0{at}" for at, name in enumerate(header)]
+    return pa_csv.read_csv(
+        pa.BufferReader(data),
+        pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+        pa_csv.ParseOptions(
+            delimiter=dialect.delimiter,
+            quote_char=dialect.quote or False,
+            escape_char=dialect.escape or False,
+            newlines_in_values=True,
+        ),
         pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(columns, pa.string()),
+            column_types=dict.fromkeys(columns, pa.large_binary()),
             include_columns=columns,
-            null_values=[""],
+            null_values=[dialect.null],
             strings_can_be_null=True,
-            quoted_strings_can_be_null=not null,
+            quoted_strings_can_be_null=False,
         ),
     )
-    if not null:
-        return table
-    nothing = pa.scalar(None, pa.string())
-    columns_of = [pc.if_else(pc.equal(column, null), nothing, column) for column in table.columns]
-    return pa.table(columns_of, table.schema)
 
 
-def _check_csv(block: bytes, separator: str) -> None:
-    """Refuse text that univocity, Spark's parser, reads in another way."""
-    if b"\\" in block or b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
-        raise NeedsSpark("it has a backslash, a zero byte or a line that ends with CR")
-    if re.search(rb"(?:^|\n)[ \t]+\r?(?:\n|$)", block):
-        raise NeedsSpark("it has a line of blanks")
-    if b'"' not in block:
-        return
-    data = np.frombuffer(block, np.uint8)
-    quotes = np.flatnonzero(data == _QUOTE)
-    opening, closing = quotes[::2], quotes[1::2]
-    lines = np.flatnonzero(data == _NEWLINE)
-    before = np.append(data, _NEWLINE)[opening - 1]
-    after = np.append(data, _NEWLINE)[closing + 1]
-    ends = (ord(separator), ord("\r"), _NEWLINE)
-    if (
-        len(opening) != len(closing)
-        or not np.isin(before, (ord(separator), _NEWLINE)).all()
-        or not np.isin(after, ends).all()
-        or (np.searchsorted(lines, opening) != np.searchsorted(lines, closing)).any()
-    ):
-        raise NeedsSpark("it has quotes or line breaks within a field")
+_JSON = CsvDialect(quote="")
+"""Lines without quotes: in JSON a line break always ends a row."""
 
 
 def open_json(source: Input, files: Sequence[InputFile], columns: list[str]) -> FileInput:
-    """Look at the first lines of files with JSON lines. Raises `NeedsSpark`."""
+    """Find the types of columns: those of the first values that are not null. Raises `UsageError`."""
     _check_codec(files)
-    if source.reader_options:
-        raise NeedsSpark("--input-option is for Spark")
-    with files[0].lines() as opened:
-        try:
-            first = [json.loads(line) for line in islice(iter(partial(opened.readline, 1 << 24), b""), _FIRST_LINES)]
-        except ValueError:
-            raise NeedsSpark("it has a line that is not JSON") from None
-    if not all(isinstance(row, dict) for row in first):
-        raise NeedsSpark("it has a line that is not an object")
-    names = list(dict.fromkeys(name for row in first for name in row))
-    check_column_names(names)
-    fields = []
-    for name in columns:
-        kinds = {type(row[name]) for row in first if row.get(name) is not None}
-        if kinds not in ({str}, {int}):
-            raise NeedsSpark(f"the type of its column {name!r} must be inferred from all lines")
-        fields.append((name, pa.string() if str in kinds else pa.int64()))
-    schema = pa.schema(fields)
-    parts = [part for file in files for part in _line_parts(file, partial(_parse_json, schema), header=False)]
+    kinds: dict[str, pa.DataType] = {}
+    names: dict[str, None] = {}
+    for block in (block for file in files for block in _blocks(file, _JSON, size=1 << 16)):
+        for line in block.data.splitlines():
+            found = _fields_of(line, columns)
+            if isinstance(found, str):
+                continue
+            if not names:
+                names.update(dict.fromkeys(json.loads(line)))
+            names.update(dict.fromkeys(name for name, raw in zip(columns, found, strict=True) if raw))
+            kinds.update(
+                {
+                    name: _kind(source, name, raw)
+                    for name, raw in zip(columns, found, strict=True)
+                    if name not in kinds and raw not in {b"", b"null"}
+                }
+            )
+        if len(kinds) == len(columns):
+            break
+    for flag, name in source.used_columns:
+        if names and name not in names:
+            raise missing_column(flag, name, tuple(names))
+    schema = pa.schema([(name, kinds.get(name, pa.large_string())) for name in columns])
+    parse = partial(_parse_json, schema, source.key_column, source.value_column)
+    parts: list[InputPart] = [_Text(file, _JSON, parse) for file in files]
     return FileInput(tuple(parts), schema, tuple(names))
 
 
-def _parse_json(schema: pa.Schema, block: bytes) -> pa.Table:
-    table = pa_json.read_json(
-        pa.BufferReader(block),
-        pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-        pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    )
-    lines = block.count(b"\n") + (not block.endswith(b"\n"))
-    begins = block.count(b"\n{") + block.startswith(b"{")
-    if not table.num_rows == lines == begins:
-        raise NeedsSpark("it has lines that are not one JSON object each")
-    return table.select(schema.names)
+def _kind(source: Input, name: str, raw: bytes) -> pa.DataType:
+    """The type that a value gives its column. Raises `UsageError` for one that has no mapping to bytes."""
+    if raw[:1] == b'"' or (raw[:1] in {b"{", b"["} and name == source.value_column):
+        return pa.large_string()
+    if _INTEGER.fullmatch(raw):
+        return pa.int64()
+    is_number = raw not in {b"true", b"false"}
+    if name == source.order_column and name not in {source.key_column, source.value_column} and is_number:
+        return pa.float64()
+    kind = "struct" if raw[:1] == b"{" else "array" if raw[:1] == b"[" else "double" if is_number else "boolean"
+    flag = next(flag for flag, used in source.used_columns if used == name)
+    raise unmapped_type(flag, name, kind, is_key=name != source.value_column)
+
+
+def _parse_json(schema: pa.Schema, key: str, value: str, block: _Block) -> Rows:
+    data = block.data
+    lines: list[bytes] | None = None
+    places: list[int] = []
+    """The lines of the table's rows, if they are not simply all."""
+
+    def bad_row(at: int, problem: str) -> BadRow:
+        line = (lines or data.splitlines())[at]
+        found = _fields_of(line, [key])
+        raw = None if isinstance(found, str) else found[0]
+        text = raw if raw is None or raw[:1] != b'"' else json.loads(raw.decode("utf-8", "replace")).encode()
+        return BadRow(block.file.name, block.line + at, problem, text, line)
+
+    def locate(rows: Sequence[int], problem: str) -> list[BadRow]:
+        return [bad_row(places[row] if places else row, problem) for row in rows]
+
+    try:
+        table = pa_json.read_json(
+            pa.BufferReader(data),
+            pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        )
+    except pa.ArrowInvalid:
+        pass
+    else:
+        count = data.count(b"\n") + (not data.endswith(b"\n"))
+        if table.num_rows == count == data.count(b"\n{") + data.startswith(b"{"):
+            return Rows(table.select(schema.names), (), locate)
+    lines = data.splitlines()
+    columns: list[list[Any]] = [[] for _ in schema]
+    bad = []
+    for at, line in enumerate(lines):
+        if not line.strip():
+            continue
+        found = _fields_of(line, schema.names)
+        row = found if isinstance(found, str) else _row(found, schema, value)
+        if isinstance(row, str):
+            bad.append(bad_row(at, row))
+            continue
+        places.append(at)
+        for column, cell in zip(columns, row, strict=True):
+            column.append(cell)
+    kinds = [pa.large_binary() if pa.types.is_large_string(kind) else kind for kind in schema.types]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    return Rows(pa.table(arrays, schema.names), bad, locate)
+
+
+def _fields_of(line: bytes, names: Sequence[str]) -> list[bytes] | str:
+    """The values of these fields as they are in the line, ``b""`` for one that it does not have; or what is wrong with the line."""
+    import msgspec
+
+    decoder = _decoder(tuple(names))
+    try:
+        found = decoder.decode(line)
+    except msgspec.MsgspecError:
+        return NOT_JSON
+    if b"\\" in line or any(line.count(f'"{name}"'.encode()) > 1 for name in names) or not all(map(str.isalnum, names)):
+        pairs: list[tuple[str, Any]] = json.loads(line.decode("utf-8", "replace"), object_pairs_hook=list)
+        given = [name for name, _ in pairs]
+        if any(given.count(name) > 1 for name in names):
+            return REPEATED_NAME
+    return [bytes(each) for each in msgspec.structs.astuple(found)]
+
+
+@cache
+def _decoder(names: tuple[str, ...]) -> Any:  # noqa: ANN401 - of a class that is made here
+    import msgspec
+
+    fields = [
+        (f"c{at}", msgspec.Raw, msgspec.field(default=msgspec.Raw(b""), name=name)) for at, name in enumerate(names)
+    ]
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields))
+
+
+def _row(found: Sequence[bytes], schema: pa.Schema, value: str) -> list[Any] | str:
+    """The values of a line's fields, or what is wrong with them."""
+    row: list[Any] = []
+    for raw, field in zip(found, schema, strict=True):
+        if raw in {b"", b"null"}:
+            row.append(None)
+        elif pa.types.is_large_string(field.type):
+            if raw[:1] == b'"':
+                try:
+                    row.append(json.loads(raw).encode())
+                except UnicodeError:
+                    return NOT_TEXT
+            elif raw[:1] in {b"{", b"["} and field.name == value:
+                row.append(raw)
+            else:
+                return OTHER_TYPE
+        elif pa.types.is_int64(field.type):
+            number = int(raw) if _INTEGER.fullmatch(raw) and len(raw) <= len(str(-_MAX_INTEGER)) else _MAX_INTEGER
+            if not -_MAX_INTEGER <= number < _MAX_INTEGER:
+                return OTHER_TYPE
+            row.append(number)
+        elif raw[:1] in b"-0123456789":
+            row.append(float(raw))
+        else:
+            return OTHER_TYPE
+    return row

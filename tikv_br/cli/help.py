@@ -25,7 +25,7 @@ _PANEL_OF = {
     "Output": "output config log-level log-file log-format quiet report nagios origin help",
     "What": "start end range prefix all format key-format value-format keyspace to-keyspace rewrite-prefix before since until "
     "from from-backup from-backup-ts start-ts base backup scenario level subset seed view limit keep-[!t]* input "
-    "input-* key-column value-column ttl-column order-column full-backup-storage count value-size ttl with-ttl encoding "
+    "input-* key-column value-column ttl-column expiry-column order-column csv-* full-backup-storage count value-size ttl with-ttl encoding "
     "exact keys within file-format include-foreign restores",
     "Where": "storage pd other-* sink target target-* work-storage staging log log-id id state state-dir etcd etcd-* reports dir "
     "work-dir scratch-dir listen status drills status-addr status-key-file no-status-key group bad-rows metrics-file textfile "
@@ -43,7 +43,7 @@ _ADVANCED = {
     "diff": "other-keyspace",
     "drill run": "until keyspace dst-api-version start end key-format max-age min-keys cut-over within compare-source target-stores work-dir "
     "tail-lag tail-patience webhook-url webhook-url-file on-end",
-    "load": "input-option value-encoding order-column bad-rows partitions keep-staging",
+    "load": "input-option csv-* encoding value-encoding expiry-column order-column bad-rows partitions keep-staging",
     "log": "flush-size",
     "log start": "state-dir etcd",
     "playground": "pds region-split-size election-timeout disconnect-delay keyspace-split-delay resolved-ts-interval gc-barriers balance "

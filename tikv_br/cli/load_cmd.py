@@ -30,7 +30,25 @@ class BulkLoadFlags(shared.CommandFlags):
         metavar="NAME",
     )
     input_option: list[str] = flag(
-        [], "Option of Spark's reader for the format, such as sep=; (may be repeated).", metavar="KEY=VALUE"
+        [],
+        "Option of Spark's own reader for the format, which then reads the input (may be repeated).",
+        metavar="KEY=VALUE",
+    )
+    csv_delimiter: str = flag(",", "Sign between the fields of CSV; \\t is a tab.", metavar="CHAR")
+    csv_quote: str = flag(
+        '"', "Sign around fields of CSV, doubled inside them (empty: quotes are plain text).", metavar="CHAR"
+    )
+    csv_escape: str = flag(
+        "", "Sign in CSV that makes the next one plain text (default: none, as in RFC 4180).", metavar="CHAR"
+    )
+    csv_encoding: str = flag("utf-8", "Encoding of CSV, such as latin-1, cp1252 or utf-16.", metavar="NAME")
+    csv_null: str = flag(
+        "", "Text of a CSV field without quotes that is null, such as \\N (default: the empty field).", metavar="TEXT"
+    )
+    encoding: Literal["raw", "hex", "escaped"] | None = flag(
+        None,
+        "Keys and values in CSV and JSON lines: raw (text), hex, or escaped (\\xNN).",
+        show_default="as an export says of itself, else raw",
     )
     key_column: str = flag(REQUIRED, "Column with the keys: binary, string or an integer.", metavar="COLUMN")
     value_column: str = flag(
@@ -40,7 +58,12 @@ class BulkLoadFlags(shared.CommandFlags):
         "json", "Encoding of a struct in the value column: json, or avro (needs Spark's module spark-avro)."
     )
     ttl_column: str = flag(
-        "", "Column with the TTL of each row in seconds (API V1TTL or V2; default: none expires).", metavar="COLUMN"
+        "",
+        "Column with the TTL of each row in seconds, null = never (API V1TTL or V2; default: none expires).",
+        metavar="COLUMN",
+    )
+    expiry_column: str = flag(
+        "", "Column with the expiry of each row in seconds since the epoch, null = never.", metavar="COLUMN"
     )
     on_duplicate: Literal["error", "last"] = flag(
         "error", "For rows with the same key: error (refuse the input), or last (load the last by --order-column)."
@@ -108,9 +131,24 @@ def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
             "--on-duplicate last and --order-column need each other",
             hint="Rows of an input have no order: name the column that orders them, such as a time or a version.",
         )
-    from tikv_br.tasks.inputs import Input
+    if flags.ttl_column and flags.expiry_column:
+        raise UsageError("--ttl-column cannot be used with --expiry-column", hint="Pass the one that the input has.")
+    from tikv_br.tasks.inputs import CsvDialect, Input
 
-    source = flags.fill(Input, path=flags.input, format=flags.input_format, reader_options=_options(flags.input_option))
+    dialect = CsvDialect(
+        flags.csv_delimiter.replace("\\t", "\t"),
+        flags.csv_quote,
+        flags.csv_escape,
+        flags.csv_encoding,
+        flags.csv_null,
+    )
+    source = flags.fill(
+        Input,
+        path=flags.input,
+        format=flags.input_format,
+        reader_options=_options(flags.input_option),
+        csv=dialect,
+    )
     source.spark_format  # noqa: B018 - refused before Spark starts
     config = flags.cluster.config()
     staging = flags.storage_flags.locate(flags.staging) if flags.staging else None
@@ -171,6 +209,7 @@ def _text(done: BulkLoadSummary) -> str:
         ("total-kv-size", human_bytes(done.total_bytes)),
         ("input-rows", "" if done.input_rows is None else f"{done.input_rows:,}"),
         ("bad-rows", ", ".join(f"{count:,} with {problem}" for problem, count in sorted(done.problems.items()))),
+        ("hidden-files", f"{done.hidden_files:,} left out" if done.hidden_files else ""),
         ("duplicate-rows", f"{done.duplicate_rows:,}" if done.duplicate_rows else ""),
         ("duplicate-keys", ", ".join(done.duplicate_keys)),
         ("sample-keys", ", ".join(done.sample_keys)),

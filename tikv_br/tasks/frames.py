@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote
 
 from tikv_br.errors import SparkUnavailable, TaskFailed, UsageError
 from tikv_br.formats.limits import RowLimits
@@ -37,8 +39,13 @@ _SETTINGS = {
     "spark.sql.execution.arrow.useLargeVarTypes": "true",  # as `tikv_br.formats.columns`
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
 }
-_DEFAULTS = {"csv": {"header": "true", "enforceSchema": "false"}}
-"""Options of formats unless others are given: columns need names, and these must be the same in all files."""
+_DEFAULTS = {
+    "csv": {"header": "true", "enforceSchema": "false", "multiLine": "true", "escape": '"', "mode": "FAILFAST"},
+    "json": {"mode": "FAILFAST"},
+}
+"""Options of formats unless others are given: columns have names, which are the same in all files; CSV is that of RFC 4180."""
+_FILES = {"parquet", "orc", "csv", "json", "avro", "text"}
+"""Formats whose inputs are folders of files."""
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13:VERSION"
 """Spark's module for Avro, which is not part of pyspark. VERSION is that of the Spark in use."""
 
@@ -63,18 +70,68 @@ def sql_session(master: str, settings: SparkSettings = NO_SETTINGS) -> Iterator[
         yield session
 
 
-def read_input(session: SparkSession, source: Input) -> DataFrame:
-    """The input, of which only the schema is read yet. Raises `UsageError` if Spark cannot read it."""
+def read_input(session: SparkSession, source: Input, files: Sequence[str] = ()) -> DataFrame:
+    """The input, of which only the schema is read yet: all files at any depth, or partitions in names of folders.
+
+    Raises `UsageError` if Spark cannot read it, if it would leave out a file, or finds others than ``files``.
+    """
     name = source.spark_format
+    place: str | list[str] = source.path
+    if files and re.search(r"[*?]", source.path):  # a pattern of Spark also finds what is hidden
+        place = [re.sub(r"([*?{}\[\]\\])", r"\\\1", file) for file in files]
     options = {**_DEFAULTS.get(name, {}), **dict(source.reader_options)}
     with _as_usage_errors(f"Spark cannot read {source.path} as {name}"):
-        return session.read.format(name).options(**options).load(source.path)
+        if name not in _FILES:
+            return session.read.format(name).options(**options).load(place)
+        frame = session.read.format(name).options(**{"recursiveFileLookup": "true", **options}).load(place)
+        every = [unquote(file) for file in frame.inputFiles()]
+        marks = [f"/{column}=" for _, column in source.used_columns if column not in frame.columns]
+        inside = [file for file in every if all(mark in file for mark in marks)]
+        if marks and inside:  # folders with partitions; Spark leaves out what is beside them
+            if outside := sorted(set(every) - set(inside)):
+                raise UsageError(
+                    f"the input has {len(outside):,} files that are not in folders named {marks[0][1:]}…, such as {outside[0]}",
+                    hint="Move them, or load them by a command of their own.",
+                )
+            frame = session.read.format(name).options(**options).load(place)
+        if not files and name in {"parquet", "orc"}:
+            full = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(place).select("path")
+            names = {_path(row["path"]) for row in full.collect()}
+            if empty := sorted(file for file in every if _path(file) not in names):
+                raise UsageError(
+                    f"{', '.join(empty[:5])} of the input has no bytes, and so is no {name}",
+                    hint="Write it again, or remove it from the folder.",
+                )
+    if files and len(every) != len(files):
+        raise UsageError(
+            f"Spark finds {len(every):,} files in {source.path}, but {len(files):,} are there",
+            hint="Pass a path without links and signs that Spark interprets, or --executor driver.",
+        )
+    return frame
+
+
+def _path(url: str) -> str:
+    """A URL of a file in one form: Spark has several."""
+    return unquote(re.sub(r"^(\w+):/+", r"\1:/", url))
+
+
+def part_rows(
+    session: SparkSession,
+    parts: Sequence[object],
+    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
+) -> DataFrame:
+    """The rows that a function reads from parts, a task for each: it gets batches with the column ``part``, pickled."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    pickled = session.sparkContext.parallelize([(pickle.dumps(part),) for part in parts], max(len(parts), 1))
+    return session.createDataFrame(pickled, "part binary").mapInArrow(by_value(function), from_arrow_schema(schema))
 
 
 def keyed_rows(frame: DataFrame, source: Input, limits: RowLimits = DEFAULT_LIMITS) -> DataFrame:
-    """Return the rows as ``key``, ``value`` (binary), ``ttl`` (bigint), ``rank`` and ``problem``, a text.
+    """Return the rows as ``key``, ``value`` (binary), ``ttl`` (bigint), ``rank``, ``problem``, a text, and ``place``.
 
-    ``problem`` is null in all others; with it, ``key`` and ``value`` are null. ``ttl`` is 0 without a TTL column, ``rank`` is the order
+    ``problem`` is null in rows that can be loaded; with it, ``key`` and ``value`` are null. ``ttl`` is 0 without a TTL column, ``rank`` is the order
     column. Raises `UsageError` for a column that is missing or of a wrong type.
     """
     from pyspark.sql import functions
@@ -89,6 +146,7 @@ def keyed_rows(frame: DataFrame, source: Input, limits: RowLimits = DEFAULT_LIMI
             columns.ttl.alias("ttl"),
             rank.alias("rank"),
             columns.problem.alias("problem"),
+            functions.lit(None).cast("string").alias("place"),
         )
 
 
@@ -119,11 +177,16 @@ def kept(frame: DataFrame) -> Iterator[None]:
             frame.unpersist()
 
 
-def write_bad_rows(frame: DataFrame, source: Input, folder: str, limits: RowLimits = DEFAULT_LIMITS) -> None:
-    """Write the rows with a problem to a folder as JSON lines: all columns, and ``_problem``. Replaces the folder."""
-    problem = InputColumns.of(frame, source, limits).problem
+def write_bad_rows(frame: DataFrame, source: Input | None, folder: str, limits: RowLimits = DEFAULT_LIMITS) -> None:
+    """Write the rows with a problem to a folder as JSON lines: all columns, and ``_problem``. Replaces the folder.
+
+    ``source`` None = the frame has nothing else.
+    """
     with _as_usage_errors(f"Spark cannot write the bad rows to {folder}"):
-        frame.where(problem.isNotNull()).withColumn("_problem", problem).write.mode("overwrite").json(folder)
+        if source is not None:
+            problem = InputColumns.of(frame, source, limits).problem
+            frame = frame.where(problem.isNotNull()).withColumn("_problem", problem)
+        frame.write.mode("overwrite").json(folder)
 
 
 @contextlib.contextmanager

@@ -245,7 +245,7 @@ FILLED = {
         (VerifyFlags, VerifyOptions, {"cluster"}),
         (DiffFlags, DiffOptions, {"a", "b", "span"}),
         (LogCompactFlags, CompactionOptions, {"log_id", "until_ts", "rate_limit", "task_bytes", "file_bytes"}),
-        (BulkLoadFlags, Input, {"path", "format", "reader_options"}),
+        (BulkLoadFlags, Input, {"path", "format", "reader_options", "csv"}),
         (BulkLoadFlags, StageOptions, {"clouds"}),
         (BulkLoadFlags, BulkLoadOptions, {"cluster", "stage"}),
         (GoalFlags, Objectives, set()),
