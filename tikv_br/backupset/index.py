@@ -14,6 +14,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index_entry import IndexEntry, entry_of, entry_of_backup, is_drill_path, load, validated
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cancellation import run_on_threads
+from tikv_br.cluster.timestamps import physical_ms, show_time, show_ts
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError, StorageError, StorageObjectMissing, UsageError
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
@@ -108,10 +109,13 @@ class Index:
         entry = entry_of_backup(place.path, backup, self.root.stat(layout.META).modified_ms)
         return ListedBackup(entry, exists(open_store(place.root), pin_name(entry.id)))
 
-    def find(self, prefix: str) -> ListedBackup:
-        """The one backup whose id begins so, or the ``newest``. Raises `BackupNotFound`, or `UsageError` when there are several."""
+    def find(self, prefix: str, until_ts: int = 0) -> ListedBackup:
+        """The one backup whose id begins so, or the ``newest``, with ``until_ts`` that which was complete at this timestamp.
+
+        Raises `BackupNotFound`, or `UsageError` when there are several.
+        """
         if prefix == NEWEST:
-            return self._newest()
+            return self._newest(until_ts)
         found = [each for each in self.read() if prefix and each.entry.id.startswith(prefix.lower())]
         if not found:
             raise BackupNotFound(
@@ -133,7 +137,7 @@ class Index:
             hint="`tikv-br list --rebuild` adds a complete backup to the index; `tikv-br abort` removes an unfinished one.",
         )
 
-    def _newest(self) -> ListedBackup:
+    def _newest(self, until_ts: int) -> ListedBackup:
         """The newest backup. Raises `BackupNotFound`, and `UsageError` if there are backups of several clusters, kinds or ranges."""
         found = [each for each in self.read() if not each.removing]
         if not found:
@@ -145,11 +149,20 @@ class Index:
                 f"{self.root.location} has backups of several clusters, kinds or ranges; the newest of each are {newest}",
                 hint="Pass the id of one instead of newest.",
             )
-        return found[0]
+        until_ms = physical_ms(until_ts)
+        chosen = next((each for each in found if not until_ts or 0 < each.entry.finished_ms <= until_ms), None)
+        if chosen is None:
+            oldest = found[-1].entry
+            raise BackupNotFound(
+                f"{self.root.location} has no backup from before {show_ts(until_ts)}: the oldest, {oldest.path}, was complete at "
+                f"{show_time(oldest.finished_ms)}",
+                hint="Pass a later time, or the URL of an older backup.",
+            )
+        return chosen
 
-    def location_of(self, prefix: str) -> StorageLocation:
+    def location_of(self, prefix: str, until_ts: int = 0) -> StorageLocation:
         """The place of the backup that `find` finds."""
-        return self.store_of(self.find(prefix).entry.path).location
+        return self.store_of(self.find(prefix, until_ts).entry.path).location
 
     def add(self, entry: IndexEntry) -> None:
         """Add a complete backup, and remove the entry of an earlier one at its path."""

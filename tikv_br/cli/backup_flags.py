@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -150,10 +151,17 @@ ROOTS = ("full_backup_storage", "from_backup", "base", "storage")
 """Parameters that name a backup, or the root of those below which an id is looked up; --storage has another use beside the others."""
 
 
-def choose(context: typer.Context, storage_flags: StorageFlags, name: str, chosen: str, root: str) -> StorageLocation:
+def choose(
+    context: typer.Context,
+    storage_flags: StorageFlags,
+    name: str,
+    chosen: str,
+    root: str,
+    until_ts: Callable[[], int] = lambda: 0,
+) -> StorageLocation:
     """The place of a backup: the URL `chosen`, or what `root`, the value of the parameter `name`, and the id ``chosen`` say.
 
-    A URL takes precedence over the environment. Raises `UsageError`, and as `Index.find`.
+    ``newest`` is the newest that was complete at ``until_ts()``, if that is not 0. A URL takes precedence over the environment. Raises `UsageError`, and as `Index.find`.
     """
     if _is_url(context, name, chosen):
         return storage_flags.locate(chosen)
@@ -161,10 +169,10 @@ def choose(context: typer.Context, storage_flags: StorageFlags, name: str, chose
     location = storage_flags.locate(root)
     if not chosen:
         return location
-    from tikv_br.backupset.index import Index
+    from tikv_br.backupset.index import NEWEST, Index
     from tikv_br.storage.open import open_store
 
-    return Index(open_store(location)).location_of(chosen)
+    return Index(open_store(location)).location_of(chosen, until_ts() if chosen == NEWEST else 0)
 
 
 def _is_url(context: typer.Context, name: str, chosen: str) -> bool:
@@ -213,9 +221,9 @@ class ChosenBackupFlags(IndexFlags):
     chosen: str = chosen_backup("--storage")
     storage: str = CHOSEN_STORAGE()
 
-    def choose(self, context: typer.Context) -> StorageLocation:
+    def choose(self, context: typer.Context, until_ts: Callable[[], int] = lambda: 0) -> StorageLocation:
         """The place of the backup. Raises as `choose`."""
-        return choose(context, self.storage_flags, "storage", self.chosen, self.storage)
+        return choose(context, self.storage_flags, "storage", self.chosen, self.storage, until_ts)
 
     def find(self, context: typer.Context) -> tuple[Index, ListedBackup]:
         """The entry of the backup, and the index that has it. Raises `UsageError` and `BackupNotFound`."""

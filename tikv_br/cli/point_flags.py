@@ -15,6 +15,7 @@ from tikv_br.errors import BackupSetError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
+    from tikv_br.cluster.config import ClusterConfig
     from tikv_br.point_in_time import PointOptions
     from tikv_br.restore.options import RestoreOptions
     from tikv_br.storage.url import StorageLocation
@@ -69,6 +70,13 @@ class PointFlags(Flags):
         metavar="URL",
     )
 
+    def time(self, cluster: ClusterConfig) -> int:
+        """The timestamp of ``--until`` or ``--before``; 0 = the latest. Raises `UsageError`, `ClusterError`."""
+        now = partial(pd_time, cluster)
+        if self.before:
+            return parse_ts(self.before, "--before", now)
+        return parse_ts_or_latest(self.until or "latest", "--until", now)
+
     def options(
         self, restore: RestoreOptions, log: LogSource | None, storage_flags: StorageFlags
     ) -> PointOptions | None:
@@ -77,9 +85,8 @@ class PointFlags(Flags):
             return None
         if self.before and self.until != type(self).until:
             raise UsageError("--until and --before cannot be combined", hint="Pass one of them.")
-        now = partial(pd_time, restore.cluster)
-        ts = parse_ts_or_latest(self.until or "latest", "--until", now)
-        before = parse_ts(self.before, "--before", now) if self.before else 0
+        ts = self.time(restore.cluster)
+        before = ts if self.before else 0
         from tikv_br.point_in_time import PointOptions, just_before
 
         work = storage_flags.locate(self.work_storage) if self.work_storage else None

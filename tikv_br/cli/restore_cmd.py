@@ -143,7 +143,9 @@ class PointRestoreFlags(RawDataFlags):
 def restore_raw(flags: RawRestoreFlags, context: typer.Context) -> None:
     """Restore a RawKV backup and verify the result. Reads backups of tikv-br and the Go TiKV-BR."""
     log = flags.source.source(flags.storage_flags)
-    _restore("restore raw", flags, flags.choose(context), flags.point, log)
+    _restore(
+        "restore raw", flags, flags.choose(context, partial(flags.point.time, flags.cluster.config())), flags.point, log
+    )
 
 
 @command(
@@ -157,7 +159,12 @@ def restore_point(flags: PointRestoreFlags, context: typer.Context) -> None:
 
     log = LogSource(flags.location, flags.log_id)
     backup = backup_flags.choose(
-        context, flags.storage_flags, "full_backup_storage", flags.chosen, flags.full_backup_storage
+        context,
+        flags.storage_flags,
+        "full_backup_storage",
+        flags.chosen,
+        flags.full_backup_storage,
+        partial(flags.point.time, flags.cluster.config()),
     )
     _restore("restore point", flags, backup, flags.point, log)
 

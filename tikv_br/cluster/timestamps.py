@@ -15,8 +15,11 @@ MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TS = 2**64 - 1
 _MAX_MS = 253_402_300_800_000
 """Begin of the year 10000, which no calendar of Python has."""
-_AGE_FORM = re.compile(r"-(\d+) *([smhd])|(\d+) *(second|minute|hour|day)s? ago", re.IGNORECASE)
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_AGE_PART = r"\d+ *(?:seconds?|minutes?|hours?|days?|weeks?|[smhdw])"
+_AGE_FORM = re.compile(rf"-({_AGE_PART}(?: *{_AGE_PART})*)|({_AGE_PART}(?: *{_AGE_PART})*) ago", re.IGNORECASE)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_DAY_FORM = re.compile(r"(?:last )?([a-z]+)(?:(?: at)?[ t](\d.*))?", re.IGNORECASE)
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
 def compose(physical_ms: int, logical: int = 0) -> int:
@@ -69,18 +72,24 @@ def _age(seconds: float) -> str:
 
 
 def parse_ts(text: str, name: str, now: Callable[[], float] = time.time) -> int:
-    """The timestamp of a text: a PD timestamp, a time (in UTC unless it has an offset), or an age such as ``-2m`` or ``2 minutes ago``.
+    """The timestamp of a text, for all flags that take a time.
 
-    An age counts from ``now()``: PD's time wherever a PD is given. Raises `UsageError`, and what ``now`` raises.
+    A PD timestamp, a time (in UTC unless it has an offset), an age such as ``-2m``, ``1h30m ago`` or ``2 minutes ago``, ``now``, or
+    a day: ``today``, ``yesterday`` or a weekday, the last one before today, from 00:00 UTC, or with a time: ``monday 14:30``.
+    Ages and days count from ``now()``: PD's time wherever a PD is given. Raises `UsageError`, and what ``now`` raises.
     """
     text = text.strip()
     if text.isdecimal() and 0 < int(text) <= MAX_TS:
         return int(text)
     with contextlib.suppress(ValueError, OverflowError):
-        found = _AGE_FORM.fullmatch(text)
-        if found:
-            unit = _UNITS[(found[2] or found[4])[0].lower()]
-            moment = datetime.fromtimestamp(now(), UTC) - timedelta(**{unit: int(found[1] or found[3])})
+        if found := _AGE_FORM.fullmatch(text):
+            parts = re.findall(r"(\d+) *([a-z])", (found[1] or found[2]).lower())
+            age = sum((timedelta(**{_UNITS[unit]: int(count)}) for count, unit in parts), timedelta())
+            moment = datetime.fromtimestamp(now(), UTC) - age
+        elif text.lower() == "now":
+            moment = datetime.fromtimestamp(now(), UTC)
+        elif found := _DAY_FORM.fullmatch(text):
+            moment = _moment_of_day(found[1].lower(), found[2] or "00:00", datetime.fromtimestamp(now(), UTC))
         elif ":" in text:  # a day alone is no time
             moment = datetime.fromisoformat(text.removesuffix(" UTC"))
             moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
@@ -90,6 +99,15 @@ def parse_ts(text: str, name: str, now: Callable[[], float] = time.time) -> int:
             return compose(round(moment.timestamp() * 1000))
     raise UsageError(
         f"{name} {text!r} is not a time",
-        hint="Pass a PD timestamp, a time such as 2026-05-02T10:00:00+02:00 or '2026-05-02 10:00:00' (UTC), or an age such as -2m "
-        "or '2 minutes ago'.",
+        hint="Pass a PD timestamp, a time such as 2026-05-02T10:00:00+02:00 or '2026-05-02 10:00:00' (UTC), an age such as -2m "
+        "or '2m ago', or a day such as yesterday, 'yesterday 14:30' or 'monday 14:30' (UTC).",
     )
+
+
+def _moment_of_day(day: str, clock: str, now: datetime) -> datetime:
+    """A time of a day before or of ``now``. Raises `ValueError`."""
+    named = next((at for at, name in enumerate(_WEEKDAYS) if day in {name, name[:3]}), None)
+    days = ("today", "yesterday").index(day) if named is None else (now.weekday() - named) % 7 or 7
+    date = (now - timedelta(days=days)).date()
+    moment = datetime.fromisoformat(f"{date}T{clock.upper().removesuffix(' UTC')}")
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

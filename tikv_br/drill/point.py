@@ -19,6 +19,7 @@ from tikv_br.drill.options import PointChoice
 from tikv_br.drill.recovery import ownership_reporter
 from tikv_br.drill.report import ChosenPoint
 from tikv_br.errors import (
+    BackupSetError,
     BackupUnsupported,
     LogDamaged,
     OutsideRestoreWindow,
@@ -111,20 +112,23 @@ def _usable_backups(context: DrillContext, choice: PointChoice, archive: LogArch
         raise LogDamaged(f"the log at {archive.store.location.redacted()} is damaged: {archive.damage[0].problem}")
     found: list[_Candidate] = []
     refusal: TikvBrError | None = None
-    for each in _candidates(context, archive):
-        sources = each.sources
-        first, last = sources.window()
+    for place, entry in _candidates(context):
         try:
+            sources = _open(place, archive)
+            first, last = sources.window()
             archive.check(sources.base.ranges, sources.newest.backup_ts, last)
             sources.check(last)
-        except (UsageError, OutsideRestoreWindow) as error:
-            refusal = refusal or error
-            if found:
+            _check_reaches_end(archive, sources)
+        except (UsageError, OutsideRestoreWindow, BackupSetError) as error:
+            if found:  # an older backup that the log does not continue, or that is damaged, does not matter
                 break
+            if not isinstance(error, UsageError | OutsideRestoreWindow):
+                raise
+            refusal = refusal or error
             continue
+        each = _Candidate(place, entry or backups.entry_at(place, sources.newest), sources)
         if found and last < found[0].sources.window()[1]:
             break
-        _check_reaches_end(archive, sources)
         found.append(each)
         if first <= (minus_seconds(last, choice.seconds) if choice.ts is None else choice.ts or last):
             break
@@ -133,16 +137,13 @@ def _usable_backups(context: DrillContext, choice: PointChoice, archive: LogArch
     return found
 
 
-def _candidates(context: DrillContext, archive: LogArchive) -> Iterator[_Candidate]:
-    """The named backup, or those of the folder that replace each other, the newest first."""
-    place = context.options.existing
-    if place is not None:
-        sources = _open(place, archive)
-        yield _Candidate(place, backups.entry_at(place, sources.newest), sources)
+def _candidates(context: DrillContext) -> Iterator[tuple[StorageLocation, IndexEntry | None]]:
+    """The named backup, without its entry, or those of the folder that replace each other, the newest first."""
+    if context.options.existing is not None:
+        yield context.options.existing, None
         return
     for entry in backups.newest_of_scope(context):
-        place = context.options.backups.child(entry.path)
-        yield _Candidate(place, entry, _open(place, archive))
+        yield context.options.backups.child(entry.path), entry
 
 
 def _open(place: StorageLocation, archive: LogArchive) -> MergeSources:

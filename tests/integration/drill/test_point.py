@@ -385,6 +385,21 @@ def test_a_log_that_starts_after_the_backup_fails_the_drill(
     refuse(options, log, UsageError, "starts at")
 
 
+def test_a_backup_from_before_the_log_does_not_matter(options: DrillOptions, world: World, tmp_path: Path) -> None:
+    """The log continues the newer backups only; those of the year before stay in the folder, as does one that is damaged."""
+    second = world.sources("second")
+    log = write_log(
+        parse(str(tmp_path / "log")),
+        world.source.cluster.cluster_id,
+        second.base.backup_ts,
+        [second.window()[1]],
+        world.versions,
+    )
+    assert options.point is not None
+    found = drill(replace(options, point=replace(options.point, log=log)))
+    assert found.verdict is DrillVerdict.PASSED
+
+
 def test_times_that_cannot_be_restored_are_refused(options: DrillOptions, world: World) -> None:
     """Outside the window, and where the log lacks versions."""
     first, last = world.sources("first").window()

@@ -22,7 +22,7 @@ from tikv_br.backupset.index_entry import entry_of, load
 from tikv_br.backupset.lease_record import Lease, LeaseOwner
 from tikv_br.backupset.prune import plan
 from tikv_br.backupset.retention import Policy
-from tikv_br.cluster.timestamps import show_time
+from tikv_br.cluster.timestamps import compose, show_time
 from tikv_br.errors import BackupDamaged, BackupNotFound, StorageDenied, StorageError, StorageUnreachable, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.base import ObjectInfo, ObjectStore
@@ -197,6 +197,15 @@ def test_find_takes_a_unique_beginning(index: Index) -> None:
     for wrong in ("", "b", "ab000000000000000"):
         with pytest.raises(BackupNotFound):
             index.find(wrong)
+
+
+def test_newest_until_a_time_is_the_newest_before_it(index: Index) -> None:
+    """Not the newest of all, whose rows are later; one that was not yet complete does not count."""
+    old, new = (shelve(index, path, day) for path, day in (("old", 1), ("new", 2)))
+    assert index.find("newest").entry == index.find("newest", compose(new.finished_ms)).entry == new
+    assert index.location_of("newest", compose(new.finished_ms - 1)) == index.root.location.child("old")
+    with pytest.raises(BackupNotFound, match="no backup from before .*the oldest, old,"):
+        index.find("newest", compose(old.finished_ms - 1))
 
 
 def test_find_takes_newest_if_it_is_clear_which(index: Index) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -31,7 +32,18 @@ def test_forms_of_one_time_have_one_timestamp(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("-2m", 120), ("2 minutes ago", 120), ("-90s", 90), ("1 hour ago", 3600), ("-3d", 259200), ("1 second ago", 1)],
+    [
+        *(
+            ("-2m", 120),
+            ("2 minutes ago", 120),
+            ("-90s", 90),
+            ("1 hour ago", 3600),
+            ("-3d", 259200),
+            ("1 second ago", 1),
+        ),
+        *(("2m ago", 120), ("2M AGO", 120), ("-1h30m", 5400), ("1h 30m ago", 5400), ("1 day 2 hours ago", 93600)),
+        *(("-1w", 604800), ("now", 0)),
+    ],
 )
 def test_ages_count_from_now(text: str, seconds: int) -> None:
     """An age is as many seconds before now as it says."""
@@ -41,8 +53,45 @@ def test_ages_count_from_now(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("yesterday", "2026-05-05 00:00"),
+        ("Yesterday 14:30", "2026-05-05 14:30"),
+        ("yesterday at 14:30:05", "2026-05-05 14:30:05"),
+        ("yesterday 23:30+02:00", "2026-05-05 21:30"),
+        ("today 01:00 UTC", "2026-05-06 01:00"),
+        ("tuesday", "2026-05-05 00:00"),
+        ("wed 09:00", "2026-04-29 09:00"),
+        ("last Thursday", "2026-04-30 00:00"),
+    ],
+)
+def test_days_count_from_now_in_utc(text: str, moment: str) -> None:
+    """Now is a Wednesday; a weekday is before today."""
+    now = datetime(2026, 5, 6, 12, tzinfo=UTC).timestamp()
+    expected = datetime.fromisoformat(f"{moment}+00:00").timestamp()
+    assert physical_ms(parse_ts(text, "--until", lambda: now)) == expected * 1000
+
+
+@pytest.mark.parametrize(
     "text",
-    ["", "then", "2m", "-2", "- 2m ago", "2 fortnights ago", "-99999999d", "0", "2026-05-02", "1969-01-01 10:00"],
+    [
+        "",
+        "then",
+        "2m",
+        "-2",
+        "- 2m ago",
+        "someday",
+        "tomorrow",
+        "monday 25:00",
+        "last",
+        "yesterday noon",
+        "-1h30",
+        "2 fortnights ago",
+        "-99999999d",
+        "0",
+        "2026-05-02",
+        "1969-01-01 10:00",
+    ],
 )
 def test_other_texts_are_refused(text: str) -> None:
     """The message has the flag and the text."""
