@@ -18,8 +18,9 @@ _MAX_MS = 253_402_300_800_000
 _AGE_PART = r"\d+ *(?:seconds?|minutes?|hours?|days?|weeks?|[smhdw])"
 _AGE_FORM = re.compile(rf"-({_AGE_PART}(?: *{_AGE_PART})*)|({_AGE_PART}(?: *{_AGE_PART})*) ago", re.IGNORECASE)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_DAY_FORM = re.compile(r"(?:last )?([a-z]+)(?:(?: at)?[ t](\d.*))?", re.IGNORECASE)
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_DAYS = "|".join(("today", "yesterday", *(f"{name}|{name[:3]}" for name in _WEEKDAYS)))
+_DAY_FORM = re.compile(rf"(?:last )?({_DAYS})(?:(?: at)?[ t](\d.*))?", re.IGNORECASE)
 
 
 def compose(physical_ms: int, logical: int = 0) -> int:
