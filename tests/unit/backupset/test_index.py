@@ -204,7 +204,7 @@ def test_newest_until_a_time_is_the_newest_before_it(index: Index) -> None:
     old, new = (shelve(index, path, day) for path, day in (("old", 1), ("new", 2)))
     assert index.find("newest").entry == index.find("newest", compose(new.finished_ms)).entry == new
     assert index.location_of("newest", compose(new.finished_ms - 1)) == index.root.location.child("old")
-    with pytest.raises(BackupNotFound, match="no backup from before .*the oldest, old,"):
+    with pytest.raises(BackupNotFound, match=r"no backup from before .*the oldest, old,"):
         index.find("newest", compose(old.finished_ms - 1))
 
 
