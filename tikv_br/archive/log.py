@@ -104,7 +104,7 @@ class LogArchive:
             (each for each in found.values() if isinstance(each, Segment)),
             key=lambda each: (each.from_ts, each.to_ts, each.name),
         )
-        replaced = {name for segment in whole for name in segment.replaces}
+        replaced = {name for segment in whole for name in segment.replaced}
         lost = (
             each
             for name, each in found.items()

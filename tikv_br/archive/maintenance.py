@@ -196,7 +196,7 @@ def _plan_removal(archive: LogArchive, until_ts: int, grace: float, now: float |
     # The storage's clock wrote all these times. With the lock held, the newest one is that of the lock: now.
     now = max(written_ms.values(), default=0) / 1000 if now is None else now
     segments_read = (*archive.segments, *archive.replaced)
-    replaced_ms = {name: written_ms.get(each.name, math.inf) for each in segments_read for name in each.replaces}
+    replaced_ms = {name: written_ms.get(each.name, math.inf) for each in segments_read for name in each.replaced}
     ends = {
         each.name: max([each.to_ts, *(it.to_ts for it in each.inexact), *(it.to_ts for it in each.missed)])
         for each in segments_read

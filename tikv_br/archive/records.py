@@ -157,13 +157,25 @@ class Segment:
     inexact: tuple[InexactPeriod, ...] = field(default=(), metadata=LATER)
     """Keys and times of which the files may lack versions; the times need not be those of the segment."""
     replaces: tuple[str, ...] = field(default=(), metadata=LATER)
-    """Names of segments of the same span all of whose rows and periods this one has too: made by a compaction."""
+    """Names of segments of the same span all of whose rows and periods this one has too: made by a compaction. See `replaced`."""
     missed: tuple[MissedIngest, ...] = field(default=(), metadata=LATER)
     """Ingests that the writer noticed since the segment before; the times need not be those of the segment."""
 
     @property
     def span(self) -> KeyRange:
         return KeyRange(self.start, self.end)
+
+    @property
+    def replaced(self) -> set[str]:
+        """Those of `replaces` that it can replace by their names: within its times, and of its span. Others stay."""
+        parsed = {name: SegmentName.parse(name) for name in self.replaces}
+        return {
+            name
+            for name, of in parsed.items()
+            if of is not None
+            and (of.span_id, name.partition("/")[0]) == (interval_id(self.span), self.log_id)
+            and self.from_ts <= of.from_ts <= of.to_ts <= self.to_ts
+        }
 
     @property
     def name(self) -> str:

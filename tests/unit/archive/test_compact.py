@@ -436,3 +436,27 @@ def test_encrypted_logs(tmp_path: Path) -> None:
         assert b"secret" not in store.get(info.name), info.name
     with pytest.raises(TikvBrError):
         compact(options_of(store_at(tmp_path)))
+
+
+@pytest.mark.parametrize("how", ["an older time", "an empty segment in the middle", "another log", "another span"])
+def test_a_segment_replaces_no_others_than_it_covers(how: str, tmp_path: Path) -> None:
+    """One that names all others, as whoever may write to the storage can make it: nothing is hidden, and nothing removed."""
+    store = store_at(tmp_path)
+    write_log(store)
+    log = LogArchive.open(store, LOG)
+    before, middle = names(store, ""), log.segments[2]
+    replaces = [each.name for each in log.segments if how == "another span" or each is not middle]
+    if how == "another log":
+        replaces = [name.replace(LOG, "other", 1) for name in replaces]
+    forged = dataclasses.replace(middle, files=(), replaces=tuple(replaces), token="f" * 8)
+    if how == "an older time":
+        forged = dataclasses.replace(forged, from_ts=1, to_ts=2)
+    elif how == "another span":
+        forged = dataclasses.replace(forged, start=WHOLE.start + b"a", from_ts=1, to_ts=2**60)
+    write_record(store, forged.name, forged)
+    now = LogArchive.open(store, LOG)
+    assert now.replaced == ()
+    plan = plan_clean_up(now, grace=0.0)
+    assert (plan.segments, plan.files) == ((), ())
+    remove(now, plan)
+    assert before <= names(store, "")
