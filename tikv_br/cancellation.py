@@ -167,7 +167,7 @@ def cancelled_by(stop: threading.Event) -> Iterator[None]:
 POLL_SECONDS = 0.2
 CLEAN_UP_SECONDS = 5.0
 """Seconds that clean-up waits, in all, for servers and storage that do not answer."""
-SIGNAL_SECONDS = 3.0
+SIGNAL_SECONDS = 2.0
 """The same after a signal, counted from the signal: the process must have ended within `CLEAN_UP_SECONDS`."""
 JOIN_SECONDS = 1.0
 """Seconds that clean-up waits for a thread, and minimum timeout of a request."""

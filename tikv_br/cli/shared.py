@@ -217,11 +217,11 @@ class ClusterFlags(Flags, shared=True):
 
     def other(self, pd: str, ca: str | None, cert: str | None, key: str | None) -> ClusterConfig:
         """Another cluster; its TLS files as in `tls`. Raises `UsageError`."""
-        from tikv_br.cluster.config import ClusterConfig, parse_addresses
+        from tikv_br.cluster.config import ClusterConfig, check_schemes, parse_addresses
 
-        return ClusterConfig(
-            pd=parse_addresses(pd), tls=self.tls(ca, cert, key), skip_version_check=self.skip_version_check
-        )
+        tls = self.tls(ca, cert, key)
+        check_schemes(pd, tls, "the target", "a CA certificate")
+        return ClusterConfig(pd=parse_addresses(pd), tls=tls, skip_version_check=self.skip_version_check)
 
     def tls(self, ca: str | None, cert: str | None, key: str | None) -> TlsFiles:
         """TLS files of another server: those of this cluster unless named; none if `ca` is empty."""
@@ -248,12 +248,19 @@ class EtcdFlags(Flags, shared=True):
 
     def etcd_config(self, source: ClusterFlags) -> EtcdConfig:
         """The etcd of a group on this cluster. Raises `UsageError`."""
-        from tikv_br.cluster.config import EtcdConfig, parse_addresses
+        from tikv_br.cluster.config import EtcdConfig, check_schemes, parse_addresses
 
         if bool(self.etcd_user) != bool(self.etcd_password):
             raise UsageError("pass both or none of (--etcd-user, --etcd-password)")
         endpoints = parse_addresses(self.etcd) if self.etcd else source.config().pd
-        tls = source.tls("" if "http://" in self.etcd else self.etcd_ca, self.etcd_cert, self.etcd_key)
+        plain = [part.strip().startswith("http://") for part in self.etcd.split(",") if part.strip()]
+        tls = source.tls("" if all(plain) and plain else self.etcd_ca, self.etcd_cert, self.etcd_key)
+        if any(plain) and not all(plain) and (tls.enabled or "https://" in self.etcd):
+            raise UsageError(
+                "--etcd has addresses with http://, without TLS, and others with TLS",
+                hint="Write http:// before all of them for no TLS, or before none.",
+            )
+        check_schemes(self.etcd, tls, "--etcd", "--etcd-ca")
         return EtcdConfig(endpoints, tls, self.etcd_user, self.etcd_password)
 
 

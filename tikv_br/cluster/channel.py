@@ -147,6 +147,7 @@ STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
 """Substrings of gRPC's error texts for a connection that was never established; gRPC has no status code for it."""
+_UNRESOLVED = _NOT_CONNECTED[1:]
 _NO_CONNECTION = re.compile(
     r"failed to connect to all addresses; last error: (?:\w+: )?(?:ipv[46]:\S+: )?(?:Failed to connect to remote host: )?(.+)"
 )
@@ -194,6 +195,11 @@ def to_cluster_error(error: grpc.RpcError, who: str, tls: TlsFiles) -> ClusterEr
         return ClusterTlsError(f"{who}: the TLS handshake failed: {details}")
     if "IncompatibleApiVersion" in details:
         return ApiVersionMismatch(f"{who}: {details}")
+    if any(sign in details.lower() for sign in _UNRESOLVED):
+        return STATUS_ERRORS[code](
+            f"{who}: the name does not resolve here; if it is one that the cluster advertises, run tikv-br where it resolves, or add it "
+            "to /etc/hosts"
+        )
     if refused := _NO_CONNECTION.fullmatch(details):
         return STATUS_ERRORS[code](f"{who}: {refused[1]}")
     return STATUS_ERRORS[code](f"{who}: {code.name}: {details}" if details else f"{who}: {code.name}")

@@ -178,11 +178,9 @@ class ClusterConfig:
         skip_version_check: bool = False,
     ) -> ClusterConfig:
         """Config of ``--pd host:port,host:port --pd host:port --ca FILE --cert FILE --key FILE``. Raises `UsageError`."""
-        return cls(
-            pd=parse_addresses(pd if isinstance(pd, str) else ",".join(pd)),
-            tls=TlsFiles(ca=ca, cert=cert, key=key),
-            skip_version_check=skip_version_check,
-        )
+        text, tls = pd if isinstance(pd, str) else ",".join(pd), TlsFiles(ca=ca, cert=cert, key=key)
+        check_schemes(text, tls, "--pd", "--ca")
+        return cls(pd=parse_addresses(text), tls=tls, skip_version_check=skip_version_check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +207,16 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     return addresses
 
 
+def check_schemes(text: str, tls: TlsFiles, name: str, ca: str) -> None:
+    """Raise `UsageError` for an address that asks for TLS if there is none."""
+    secured = [part.strip() for part in text.split(",") if part.strip().startswith("https://")]
+    if secured and not tls.enabled:
+        raise UsageError(
+            f"{name} {secured[0]} asks for TLS, but {ca} was not passed",
+            hint=f"Pass {ca} FILE, the certificate of the authority that signed the server's. Without TLS, write http:// or no scheme.",
+        )
+
+
 def bare_address(url: str) -> str:
     """``host:port`` of a URL such as PD's client URLs."""
     return url.partition("://")[2].split("/")[0] if "://" in url else url.rstrip("/")
@@ -219,4 +227,9 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) <= MAX_PORT:
         raise UsageError(f"{address!r} is not an address of the form host:port")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise UsageError(
+            f"{address!r} is not an address of the form host:port",
+            hint=f"Write an IPv6 address in brackets: [{host}]:{port}.",
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)

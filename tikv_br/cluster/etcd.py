@@ -41,6 +41,8 @@ from tikv_br.errors import ClusterTlsError, EtcdLeaseExpired, EtcdRefused, EtcdU
 
 REQUEST_TIMEOUT = 5.0
 RETRY_BUDGET = 15.0
+CONNECT_SECONDS = 2.0
+"""Timeout of the question which cluster a member is of."""
 _OVERLOADED = "too many requests"
 """Text of etcd's refusal of a request that it did not execute. A full database has the same status, but no retry helps there."""
 _OLD_TOKEN = "revision of auth store is old"  # noqa: S105 - what etcd says, no secret
@@ -119,10 +121,30 @@ class Etcd:
         etcd = cls(endpoints, tls, user=user, password=password)
         try:
             etcd.get("/tikv-br/")
+            run_in_worker_thread(etcd._check_one_cluster)
         except TikvBrError:
             etcd.close()
             raise
         return etcd
+
+    def _check_one_cluster(self) -> None:
+        """Ask all members; those without an answer are tolerated. Raises `EtcdRefused` if they are of several clusters."""
+        if len(self._members) == 1:
+            return
+        options: _CallOptions = {
+            "timeout": cancellation.request_seconds(CONNECT_SECONDS),
+            "metadata": (("token", self._token),) if self._token else None,
+        }
+        asked = [(each.address, each.kv.Range.future(to_range(Get("/tikv-br/")), **options)) for each in self._members]
+        found: dict[int, str] = {}
+        for address, answer in asked:
+            with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
+                found.setdefault(answer.result().header.cluster_id, address)
+        if len(found) > 1:
+            each = ", ".join(f"{address} of {cluster_id:x}" for cluster_id, address in found.items())
+            raise EtcdRefused(
+                f"the etcd addresses are of {len(found)} clusters: {each}", hint="Pass members of one cluster."
+            )
 
     @classmethod
     def open(cls, config: EtcdConfig) -> Self:

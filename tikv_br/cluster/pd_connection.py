@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import queue
+import socket
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import grpc
 
@@ -51,6 +54,10 @@ class _Response(Protocol):
     def header(self) -> pdpb_pb2.ResponseHeader: ...
 
 
+log = logging.getLogger(__name__)
+OTHERS_SECONDS = 2.0
+"""Seconds for which the first connection waits for given addresses that the cluster does not name: they may be of another one."""
+_Answers: TypeAlias = "queue.SimpleQueue[tuple[str, grpc.Future[pdpb_pb2.GetMembersResponse]]]"
 Request = TypeVar("Request", bound=_Request)
 Response = TypeVar("Response", bound=_Response)
 T = TypeVar("T")
@@ -73,6 +80,8 @@ class PdConnection:
         self._members: dict[str, _Member] = {}
         self._addresses = config.pd
         self.cluster_id = 0
+        self._unresolved: set[str] = set()
+        """Advertised addresses that were replaced."""
         self.outage = retry.Outage(f"PD {', '.join(config.pd)}", config.retry_budget)
         try:
             self._leader = config.retry.run(
@@ -188,7 +197,7 @@ class PdConnection:
 
     def _find_leader(self) -> Leader:
         """Ask all members at once who leads; the first that knows is believed."""
-        answers: queue.SimpleQueue[tuple[str, grpc.Future[pdpb_pb2.GetMembersResponse]]] = queue.SimpleQueue()
+        answers: _Answers = queue.SimpleQueue()
         addresses = self._addresses
         for address in addresses:
             get_members = self._member(address).pd.GetMembers
@@ -212,7 +221,8 @@ class PdConnection:
                 failures[address] = ClusterUnreachable(f"PD {address}: the connection was closed")
                 continue
             if members.leader.client_urls:
-                return self._take(members)
+                self._check_one_cluster(address, members, answers, failures)
+                return self._take(members, address)
             said = members.header.error.message or "no leader at the moment"
             failures[address] = ClusterUnreachable(f"PD {address}: {said}")
             is_there = True
@@ -224,7 +234,33 @@ class PdConnection:
             raise NoLeaderYet("; ".join(failure.message for failure in failures.values()))
         raise no_answer({address: failure.message for address, failure in failures.items()})
 
-    def _take(self, members: pdpb_pb2.GetMembersResponse) -> Leader:
+    def _check_one_cluster(
+        self, address: str, members: pdpb_pb2.GetMembersResponse, answers: _Answers, failed: Mapping[str, ClusterError]
+    ) -> None:
+        """Wait for the given addresses that this cluster does not name: one of another cluster is refused, one without answer is not."""
+        if self.cluster_id:  # known: `_take` refuses another one
+            return
+        named = {bare_address(url) for member in members.members for url in member.client_urls}
+        others = set(self.config.pd) - named - failed.keys() - {address}
+        until = time.monotonic() + cancellation.request_seconds(min(self.config.connect_timeout, OTHERS_SECONDS))
+        while others:
+            try:
+                other, answer = answers.get(timeout=max(until - time.monotonic(), 0.0))
+                found = answer.result()
+            except queue.Empty:
+                return
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                found = None
+            others.discard(other)
+            if found is not None and found.header.cluster_id != members.header.cluster_id:
+                raise ClusterUnfit(
+                    f"the addresses of PD are of two clusters: {address} of cluster {members.header.cluster_id}, {other} of cluster "
+                    f"{found.header.cluster_id}",
+                    hint="Pass addresses of one cluster.",
+                )
+
+    def _take(self, members: pdpb_pb2.GetMembersResponse, answered: str) -> Leader:
+        """The leader, which ``answered`` names; a name that does not resolve here, as of a forwarded port, is replaced by that address."""
         cluster_id = members.header.cluster_id
         if self.cluster_id and cluster_id != self.cluster_id:
             raise ClusterUnfit(f"PD {', '.join(self._addresses)}: a different cluster ({cluster_id}) answers now")
@@ -232,8 +268,16 @@ class PdConnection:
         known = (bare_address(url) for member in members.members for url in member.client_urls)
         self._addresses = tuple(dict.fromkeys((*self.config.pd, *known)))
         url = members.leader.client_urls[0]
-        member = self._member(bare_address(url))
-        return Leader(bare_address(url), url, member.pd, member.keyspace)
+        address = bare_address(url)
+        if address != answered and not _resolves(address):
+            if address not in self._unresolved:
+                self._unresolved.add(address)
+                log.warning(
+                    "PD advertises %s, a name that does not resolve here: %s is used instead", address, answered
+                )
+            address = answered
+        member = self._member(address)
+        return Leader(address, url, member.pd, member.keyspace)
 
     def _explain(self, address: str, error: grpc.RpcError) -> ClusterError:
         failure = to_cluster_error(error, f"PD {address}", self.config.tls)
@@ -254,3 +298,12 @@ class PdConnection:
                 channel = open_channel(address, self.config.tls)
                 self._members[address] = _Member(channel, PDStub(channel), KeyspaceStub(channel))
             return self._members[address]
+
+
+def _resolves(address: str) -> bool:
+    """Return whether the host of an address has an IP address here."""
+    try:
+        socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return True

@@ -255,3 +255,15 @@ def test_tls(tmp_path: Path) -> None:
         with pytest.raises(ClusterTlsError, match="not trusted"):
             Etcd.connect([server.address], TlsFiles(str(Authority(tmp_path, "other").ca)))
         assert time.monotonic() - began < 30
+
+
+def test_members_of_two_clusters_are_refused() -> None:
+    """Whichever is asked first; the message names both. A member that does not answer is tolerated."""
+    with ScriptedServer() as one, ScriptedServer() as other:
+        for server, cluster_id in ((one, 0xA), (other, 0xB)):
+            answer = pb.RangeResponse(header=pb.ResponseHeader(cluster_id=cluster_id))
+            server.script("/etcdserverpb.KV/Range", answer)
+        with pytest.raises(EtcdRefused, match="of 2 clusters") as refused:
+            Etcd.connect([one.address, other.address])
+        assert f"{one.address} of a, {other.address} of b" in refused.value.message
+        Etcd.connect([one.address, "127.0.0.1:1"]).close()

@@ -32,3 +32,16 @@ def test_passwords_are_not_shown() -> None:
         EtcdFlags(etcd_user="root").etcd_config(SOURCE)
     with pytest.raises(UsageError):
         EtcdFlags(etcd="nonsense").etcd_config(SOURCE)
+
+
+@pytest.mark.parametrize("etcd", ["http://a:1,b:2", "http://a:1,https://b:2"])
+def test_one_address_without_tls_does_not_turn_it_off_for_all(etcd: str) -> None:
+    """Nor do the others turn it on for that one."""
+    with pytest.raises(UsageError, match="with http://, without TLS, and others with TLS"):
+        EtcdFlags(etcd=etcd).etcd_config(SOURCE)
+
+
+def test_etcd_with_tls_needs_a_ca() -> None:
+    """Its own or the cluster's."""
+    with pytest.raises(UsageError, match=r"--etcd https://a:1 asks for TLS, but --etcd-ca was not passed"):
+        EtcdFlags(etcd="https://a:1").etcd_config(ClusterFlags(pd=["a:1"]))

@@ -44,3 +44,19 @@ def test_half_a_client_certificate_is_refused(cert: str | None, key: str | None,
     """A certificate without its key, a key without its certificate, or both without an authority make no sense."""
     with pytest.raises(UsageError):
         ClusterConfig.from_flags("a:1", ca=ca, cert=cert, key=key)
+
+
+def test_ipv6_addresses_need_brackets() -> None:
+    """Else the port could be a part of the host."""
+    with pytest.raises(UsageError) as refused:
+        parse_addresses("::1:2379")
+    assert refused.value.hint == "Write an IPv6 address in brackets: [::1]:2379."
+
+
+@pytest.mark.parametrize("text", ["https://a:1", "a:1,https://b:2"])
+def test_tls_that_an_address_asks_for_needs_a_ca(text: str) -> None:
+    """It is refused, and not spoken without TLS."""
+    with pytest.raises(UsageError, match=r"--pd https://.* asks for TLS, but --ca was not passed"):
+        ClusterConfig.from_flags(text)
+    assert ClusterConfig.from_flags(text, ca="file").tls.enabled
+    assert not ClusterConfig.from_flags("http://a:1").tls.enabled

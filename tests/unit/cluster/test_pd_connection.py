@@ -8,12 +8,12 @@ import time
 import pytest
 
 from tests.support.scripted_grpc import Failure, ScriptedServer, fail
-from tests.unit.cluster.fakes import PD, FakeCluster, header_error, members, region, with_leader
+from tests.unit.cluster.fakes import CLUSTER_ID, PD, FakeCluster, header_error, members, region, with_leader
 from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br import retry
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.pb import metapb_pb2, pdpb_pb2
+from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_errors import HEADER_ERRORS
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RetryBudgetExhausted
@@ -269,3 +269,48 @@ def test_a_server_of_http_1_is_not_pd() -> None:
     """As a web server at the address of PD."""
     with ScriptedHttp() as server, pytest.raises(ClusterUnreachable, match=f"{server.address}: this is not PD"):
         PdClient(ClusterConfig(pd=(server.address,)))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_addresses_of_two_clusters_are_refused(fake: FakeCluster, first: int) -> None:
+    """Whichever answers first; the message names both. An address that does not answer is tolerated."""
+    with ScriptedServer() as other, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
+
+        def late(_data: bytes) -> pdpb_pb2.GetMembersResponse:
+            time.sleep(0.3 * first)
+            return members(other.address, cluster_id=8)
+
+        other.script(PD + "GetMembers", late)
+        with pytest.raises(ClusterUnfit, match="of two clusters") as refused:
+            PdClient(ClusterConfig(pd=(fake.pd.address, other.address), connect_timeout=PATIENCE))
+        for named in (f"{fake.pd.address} of cluster {CLUSTER_ID}", f"{other.address} of cluster 8"):
+            assert named in refused.value.message
+        PdClient(ClusterConfig(pd=(fake.pd.address, nowhere), connect_timeout=PATIENCE)).close()
+
+
+def test_a_name_that_does_not_resolve_here_is_replaced_by_the_given_address(
+    fake: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As behind a forwarded port; a warning names it, once."""
+    fake.pd.script(PD + "GetMembers", members("basic-pd-0.basic-pd-peer.ns.invalid:2379"))
+    fake.pd.script(GET_GC, GC)
+    with PdClient(fake.config()) as pd:
+        assert pd.gc_safe_point() == 42
+    [line] = [each for each in caplog.messages if "does not resolve here" in each]
+    assert "PD advertises basic-pd-0.basic-pd-peer.ns.invalid:2379" in line
+    assert fake.pd.address in line
+
+
+def test_a_store_whose_name_does_not_resolve_is_named(fake: FakeCluster) -> None:
+    """With what to do."""
+    address = "basic-tikv-0.basic-tikv-peer.ns.invalid:20160"
+    fake.pd.script(PD + "GetStore", pdpb_pb2.GetStoreResponse(store=metapb_pb2.Store(id=1, address=address)))
+    with (
+        Cluster.connect(fake.config()) as cluster,
+        pytest.raises(ClusterUnreachable, match="does not resolve here") as raised,
+    ):
+        cluster.store(1).call(cluster.store(1).kv.RawGet, kvrpcpb_pb2.RawGetRequest(key=b"k"))
+    assert address in raised.value.message
+    assert "run tikv-br where it resolves" in raised.value.message
