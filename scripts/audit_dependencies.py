@@ -2,12 +2,13 @@
 """Ask the advisory service of the package index about every version in constraints.txt: ``audit_dependencies.py``.
 
 Exit code 1 when one of them has a known vulnerability that `ACCEPTED` does not name. Where the service cannot be reached (an index
-of one's own has none) that is said, and nothing is known.
+of one's own has none) that is said, and nothing is known; with AUDIT_REQUIRED=1, as in CI, that is a failure.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,8 +31,8 @@ def audited() -> list[dict[str, Any]]:
     return found
 
 
-def report(packages: list[dict[str, Any]]) -> tuple[list[str], int]:
-    """Lines to print, and the exit code."""
+def report(packages: list[dict[str, Any]], *, required: bool = False) -> tuple[list[str], int]:
+    """Lines to print, and the exit code. `required`: a service is expected."""
     known = [package for package in packages if "skip_reason" not in package]
     lines = [
         f"{package['name']} {package['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no version'}"
@@ -42,7 +43,7 @@ def report(packages: list[dict[str, Any]]) -> tuple[list[str], int]:
     if lines:
         return lines, 1
     if not known:
-        return ["dependency audit: no advisory service was reached, so nothing is known"], 0
+        return ["dependency audit: no advisory service was reached, so nothing is known"], int(required)
     return [f"dependency audit: {len(known)} of {len(packages)} packages looked up, no known vulnerability"], 0
 
 
@@ -52,7 +53,7 @@ def main() -> int:
         packages = audited()
     except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError):
         packages = []  # as without the service
-    lines, code = report(packages)
+    lines, code = report(packages, required=os.environ.get("AUDIT_REQUIRED") == "1")
     print("\n".join(lines))
     return code
 

@@ -28,3 +28,5 @@ def test_verdict(packages: list[dict[str, Any]], said: str, code: int) -> None:
     lines, ended = SCRIPT["report"](packages)
     assert said in "\n".join(lines)
     assert ended == code
+    _, where_expected = SCRIPT["report"](packages, required=True)
+    assert where_expected == (1 if "nothing" in said else code)
