@@ -24,6 +24,7 @@ from tikv_br.errors import (
     BackupSetError,
     BackupUnsupported,
     CrypterMismatch,
+    StorageError,
     StorageObjectMissing,
 )
 from tikv_br.formats.api_version import ApiVersion
@@ -70,7 +71,9 @@ class BackupSet:
         try:
             data = store.get(layout.META)
         except StorageObjectMissing as error:
-            raise BackupNotFound(f"no complete backup at {store.location}: {error.message}") from None
+            raise BackupNotFound(
+                f"no complete backup at {store.location}: {error.message}", hint=_hint_for_root(store)
+            ) from None
         if store.location.crypter.others:
             store = _with_fitting_key(store, data)
         known = _read_manifest(store, data)
@@ -307,3 +310,12 @@ def _fits(backupmeta: bytes, crypter: Crypter) -> bool:
     except BackupSetError:
         return False
     return True
+
+
+def _hint_for_root(store: ObjectStore) -> str | None:
+    """The hint if the URL is that of many backups; None = the usual one."""
+    with contextlib.suppress(StorageError):
+        if any(True for _ in store.list(layout.INDEX)):
+            place = store.location.redacted()
+            return f"Backups are listed below it: pass their id, or `newest`, with --storage {place}. `tikv-br list {place}` shows them."
+    return None

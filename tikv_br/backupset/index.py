@@ -20,7 +20,7 @@ from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
-FOLDER = "tikv-br-index"
+FOLDER = layout.INDEX
 ENTRIES = f"{FOLDER}/entries"
 PINS = f"{FOLDER}/pins"
 REMOVALS = f"{FOLDER}/removals"

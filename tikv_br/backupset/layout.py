@@ -10,6 +10,8 @@ from tikv_br.formats.keys.ranges import KeyRange
 META = "backupmeta"
 """Written last: without it there is no backup."""
 LOCK = "backup.lock"
+INDEX = "tikv-br-index"
+"""Folder of the index, beside backups."""
 FOLDER = "tikv-br"
 """Folder of objects that only this tool reads."""
 MANIFEST = f"{FOLDER}/manifest.json"

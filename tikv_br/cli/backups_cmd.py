@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 COLUMNS = ("id", "finished", "api", "keyspaces", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
-DROP = ("engine", "bytes", "backup-ts", "api", "keyspaces", "path", "kvs")
+DROP = ("engine", "bytes", "backup-ts", "api", "keyspaces", "kvs", "size")
 
 
 class ListFlags(backup_flags.IndexFlags):

@@ -57,7 +57,7 @@ def run(flags: DrillFlags) -> None:
         flags.range.notice(display)
         report = run_drill(options, display)
     summary = summarize(report, page_url(options.home, report.id))
-    flags.out.result("summary", asdict(summary), _text(summary))
+    flags.out.result("summary", asdict(summary), _text(summary, report.target))
 
 
 def _reports_url(value: str) -> str:
@@ -127,7 +127,9 @@ def schedule(flags: ScheduleFlags) -> None:
     flags.out.result("schedule", {"text": text}, text.rstrip("\n"))
 
 
-def _text(summary: Summary) -> str:
+def _text(summary: Summary, target: str) -> str:
+    from tikv_br.drill.report import against
+
     figures = [
         ("verdict", summary.verdict),
         ("RTO", _figure(summary.rto, "s")),
@@ -138,11 +140,13 @@ def _text(summary: Summary) -> str:
         ("total-take", human_seconds(summary.seconds)),
         ("report", summary.page),
     ]
-    return listed(f"Drill {summary.id}", figures)
+    return listed(f"Drill {summary.id}{against(target)}", figures)
 
 
 def _report_text(report: dict[str, Any], page: str) -> str:
     """A report without its objectives."""
+    from tikv_br.drill.report import against
+
     trouble = report["trouble"]
     rows = [
         ("verdict", report["verdict"]),
@@ -154,7 +158,7 @@ def _report_text(report: dict[str, Any], page: str) -> str:
         *(("note", note) for note in report["notices"]),
         ("report", page),
     ]
-    return listed(f"Drill {report['id']}", rows)
+    return listed(f"Drill {report['id']}{against(report['target'])}", rows)
 
 
 def _row(past: PastDrill) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -95,7 +96,9 @@ class DefaultCommandGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         """Insert the default command unless a command or help is named."""
         wants_own_help = args[:1] and args[0] in ctx.help_option_names and not help_text.shows_all(ctx)
-        if args and args[0] not in self.commands and not wants_own_help:
+        # A word like the name of a command is a typing error, not the id of a backup: then its suggestion follows.
+        is_mistyped = args[:1] and args[0].isalpha() and difflib.get_close_matches(args[0], self.commands)
+        if args and args[0] not in self.commands and not wants_own_help and not is_mistyped:
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
 

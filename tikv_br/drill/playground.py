@@ -16,6 +16,7 @@ from typing import Protocol
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import Creation, EntryKind
+from tikv_br.drill.report import EMULATOR
 from tikv_br.drill.targets import Destination
 from tikv_br.errors import DrillRemains
 from tikv_br.formats.api_version import ApiVersion
@@ -53,7 +54,7 @@ class PlaygroundTarget:
 
     @property
     def name(self) -> str:
-        return f"an embedded playground of {counted(self.stores, 'store')}"
+        return f"{EMULATOR} of {counted(self.stores, 'store')}"
 
     def plan(self, drill: str, backup: BackupSet | None = None, reporter: Reporter = silent) -> Creation:  # noqa: ARG002 - takes any backup
         """A directory that does not exist yet."""

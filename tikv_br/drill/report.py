@@ -47,6 +47,15 @@ class ChosenPoint:
         )
 
 
+EMULATOR = "an embedded playground"
+"""Beginning of `target` for a playground."""
+
+
+def against(target: str) -> str:
+    """What a title adds for a playground: such a drill proves nothing about real stores."""
+    return " against an emulator" if target.startswith(EMULATOR) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class DrillReport:
     """The outcome of a drill."""
@@ -74,6 +83,11 @@ class DrillReport:
     """The time that was restored; None for other scenarios, and if none was chosen."""
     source: str = ""
     """PD of the cluster that was backed up or followed; empty = none took part."""
+
+    @property
+    def headline(self) -> str:
+        """What the verdict is about, for titles."""
+        return f"Recovery drill{against(self.target)}"
 
     def value(self, goal: str) -> float | None:
         return next((each.value for each in self.goals if each.name == goal), None)

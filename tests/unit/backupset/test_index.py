@@ -17,6 +17,7 @@ from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import index_at, index_entry, make_backup, names, shelve
 from tikv_br import records
 from tikv_br.backupset import index as index_module
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import SNAPSHOT, Index, add_to_index, entry_name, place_of
 from tikv_br.backupset.index_entry import entry_of, load
 from tikv_br.backupset.lease_record import Lease, LeaseOwner
@@ -350,3 +351,15 @@ def test_any_number_is_shown_as_a_time_without_an_error() -> None:
     for value in (2**63, -1, 253_402_300_800_000):
         assert show_time(value) == f"an invalid time ({value} ms)"
     assert show_time(253_402_300_799_999, age=False) == "9999-12-31 23:59:59 UTC"
+
+
+def test_url_of_many_backups_in_place_of_one(tmp_path: Path) -> None:
+    """The hint names `newest`; that of an empty path does not."""
+    index = index_at(tmp_path)
+    shelve(index, "a")
+    with pytest.raises(BackupNotFound, match="no complete backup") as failure:
+        BackupSet.open(open_store(parse(str(tmp_path))))
+    assert f"`newest`, with --storage local://{tmp_path}" in failure.value.hint
+    with pytest.raises(BackupNotFound) as failure:
+        BackupSet.open(open_store(parse(str(tmp_path / "empty"))))
+    assert "newest" not in failure.value.hint

@@ -37,6 +37,9 @@ def test_version_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["nonsense"], "No such command 'nonsense'"),
         (["rw"], "Did you mean 'raw'"),
+        (["backup", "rwa", "--storage", "/b"], "Did you mean 'raw'"),
+        (["restore", "tnx", "--storage", "/b"], "Did you mean 'txn'"),
+        (["restore", "piont"], "Did you mean 'point'"),
         (["version", "--nonsense"], "No such option: --nonsense"),
         (["version", "--output", "xml"], "xml"),
         (["raw", "put", "k"], "VALUE"),

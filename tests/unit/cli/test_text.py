@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tikv_br.cli.backups_cmd import COLUMNS as BACKUPS
+from tikv_br.cli.backups_cmd import DROP
 from tikv_br.cli.output import human_bytes, human_seconds
 from tikv_br.cli.table import pairs, table
 
@@ -107,3 +109,24 @@ def test_pairs_wrap_below_their_beginning() -> None:
         "  total-kv  5\n  engine    scan (the stores do not have\n            what backup by stores needs)"
     )
     assert pairs([("scan_window_seconds", "4.21s")], 30) == "scan_window_seconds\n  4.21s"
+
+
+def test_list_keeps_the_path_at_80_columns() -> None:
+    """The path is what other commands take: figures give way first."""
+    row = (
+        "20261128T0210-abcdef",
+        "2026-11-28 02:10:00",
+        "v1ttl → v2",
+        "default, features",
+        "1,234,567",
+        "12.5 GiB",
+        "3.1 GiB",
+        "461",
+        "scan",
+        "yes",
+        "2026/nov/28",
+    )
+    lines = table(BACKUPS, [row], 80, drop=DROP).splitlines()
+    assert "path" in lines[0].split()
+    assert row[-1] in lines[1]
+    assert max(map(len, lines)) <= 80
