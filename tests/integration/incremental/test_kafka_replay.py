@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import signal
 import struct
 import subprocess
@@ -362,7 +363,7 @@ def parts(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def test_a_topic_of_tikv_cdc_is_replayed(
-    broker: KafkaBroker, target: LiveCluster, tmp_path: Path, golden: Path
+    broker: KafkaBroker, target: LiveCluster, tmp_path: Path, golden: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Recorded messages without any resolved-ts become rows, in a later run as well, and no time can be asked for."""
     messages, rows = golden_changes(golden)
@@ -370,6 +371,7 @@ def test_a_topic_of_tikv_cdc_is_replayed(
     for each in messages[:-1]:
         topic.send(bytes.fromhex(each["key"]), bytes.fromhex(each["value"]), each["partition"])
     topic.flush()
+    caplog.set_level(logging.INFO)
     first = replayed(options(topic, target, tmp_path))
     last = messages[-1]
     topic.send(bytes.fromhex(last["key"]), bytes.fromhex(last["value"]), last["partition"])
@@ -382,6 +384,9 @@ def test_a_topic_of_tikv_cdc_is_replayed(
     assert {key: value for key, value in contents(target).items() if target.raw().get_ttl(key) == 0} == rows
     assert (first.as_it_arrives, second.as_it_arrives) == (True, True)
     assert (first.messages, second.messages) == (len(messages) - 1, 1)
+    begun = [each.partition(" from ")[2] for each in caplog.messages if each.startswith("replaying ")]
+    assert begun[0] == "its beginning"
+    assert begun[-1] != "its beginning"
 
 
 def test_a_topic_of_another_keyspace_goes_where_keyspace_says(
