@@ -132,6 +132,18 @@ def test_deleted_rows_come_back_beside_others(source: StorageLocation, target: L
         restore(replace(options, restamp=Restamp.NEVER, resume=False))
 
 
+def test_kept_timestamps_below_newer_deletes(source: StorageLocation, target: LiveCluster) -> None:
+    """The comparison fails, and the command that its hint names restores all rows."""
+    target.raw().batch_delete(sorted(DATA)[::7])
+    options = RestoreOptions(cluster=target.config, storage=source)
+    with pytest.raises(ChecksumMismatch, match="--restamp never, restored rows keep their older timestamps") as raised:
+        restore(replace(options, restamp=Restamp.NEVER))
+    assert "Run the same command again with --restamp auto" in raised.value.hint
+    assert restore(options).resumed_files == 0
+    assert rows_of(target) == DATA
+    assert leftovers(source) == []
+
+
 def test_a_script_that_goes_on_deleting_is_reported(source: StorageLocation, target: LiveCluster) -> None:
     """The rows are ingested again at most once; the message has the remedy, and the same command then works."""
     delete = when_noticed("newer deletes", lambda: target.raw().batch_delete(sorted(DATA)))
