@@ -14,6 +14,7 @@ from typing import IO, Protocol, cast
 import pyarrow as pa
 
 from tikv_br.errors import UsageError
+from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.text import show_both
 from tikv_br.formats.parquet import SourceFile
 from tikv_br.formats.sst.source import TailCache
@@ -154,7 +155,7 @@ class reading:  # noqa: N801 - used as a function
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (pa.ArrowException, OSError, EOFError, zlib.error)):
+        if isinstance(error, (pa.ArrowException, FormatError, OSError, EOFError, zlib.error)):
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(
                 f"cannot read {self._file.name} of the input: {reason}",

@@ -444,7 +444,7 @@ def _seconds(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]
         numbers = texts.cast(pa.large_string()).cast(pa.int64())
     else:
         if column.type == pa.uint64():
-            column = pc.if_else(pc.less(column, 1 << 63), column, pa.scalar(0, pa.uint64()))
+            column = pc.if_else(pc.less(column, pa.scalar(1 << 63, pa.uint64())), column, pa.scalar(0, pa.uint64()))
         numbers = pc.fill_null(column.cast(pa.int64()), 0)
     wrong = pc.and_(pc.invert(is_null), pc.less_equal(numbers, 0))
     return numbers, wrong
