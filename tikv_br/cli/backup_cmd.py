@@ -11,7 +11,7 @@ import typer
 
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag
-from tikv_br.cli.key_flags import PrefixesFlags, RangesFlags
+from tikv_br.cli.key_flags import RangesFlags
 from tikv_br.cli.output import KeyForm, reporting
 from tikv_br.cli.point_flags import ALLOW_INEXACT, LogSourceFlags, parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
@@ -138,7 +138,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
 class TxnBackupFlags(backup_flags.BackupFlags):
     storage: str = NEW_STORAGE()
     cluster: shared.ClusterFlags
-    range: PrefixesFlags
+    range: RangesFlags
     keyspaces: list[str] | None = KEYSPACES()
     allow_empty: bool = shared.ALLOW_EMPTY()
     compression: Literal["zstd", "lz4", "snappy"] = flag("zstd", "Compression of the files.", shared=True)

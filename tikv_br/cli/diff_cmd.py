@@ -41,7 +41,7 @@ class DiffFlags(backup_flags.ChosenBackupFlags):
     other_cert: str | None = flag(None, "Client certificate for --other-pd (PEM; default: --cert).", metavar="FILE")
     other_key: str | None = flag(None, "Private key of --other-cert (PEM; default: --key).", metavar="FILE")
     other_keyspace: str = flag("", "Keyspace of B, by id or name (API V2; default: --keyspace).", metavar="ID|NAME")
-    range: key_flags.RangeFlags
+    range: key_flags.RangeOrPrefixFlags
     allow_empty: bool = shared.ALLOW_EMPTY()
     keys: int = flag(20, "Maximum number of differing keys to list; all are counted.", limits=(0, kinds.MAX_COUNT))
     exact: bool = flag(

@@ -40,7 +40,8 @@ _ADVANCED = {
     "file-size safe-interval assume-no-ttl allow-empty allow-inexact allow-loss allow-followers work-storage region-size import-mode file-check "
     "via restamp state concurrency seed from-backup-ts no-resume resume checksum",
     "backup": "engine file-format format",
-    "diff": "other-keyspace",
+    "backup raw": "start end",
+    "diff": "other-keyspace start end",
     "drill run": "until keyspace dst-api-version start end key-format max-age min-keys cut-over within compare-source target-stores work-dir "
     "tail-lag tail-patience webhook-url webhook-url-file on-end",
     "load": "input-option csv-* encoding value-encoding expiry-column order-column bad-rows partitions keep-staging",
@@ -50,11 +51,13 @@ _ADVANCED = {
     "mutual-tls",
     "restore": "mode start end",
     "restore point": "prefix to-keyspace",
-    "restore raw": "prefix to-keyspace",
+    "restore raw": "before range key-format report",
     "sync": "interval exact-every etcd",
 }
 """Options that only ``--help-all`` shows: of all commands, and of those whose names begin with these words."""
 _SHOWN = {
+    "backup": "checksum crypter.key-file",
+    "restore raw": "checksum crypter.key-file",
     "changefeed update": "sink-concurrency sink-batch-size sink-backoff sink-patience sorter-memory hold-back gc-ttl",
     "capture start": "scratch-dir",
     "raw": "concurrency seed",

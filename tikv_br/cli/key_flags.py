@@ -112,7 +112,7 @@ def notice_ambiguous(reporter: Reporter, form: KeyForm | None, texts: Iterable[t
 
 
 class RangesFlags(KeyFormatFlags):
-    """Ranges of keys, as ``--start`` and ``--end`` or as ``--range``."""
+    """Ranges of keys, as ``--start`` and ``--end`` or as ``--range``, and as ``--prefix``."""
 
     start: str = START()
     end: str = END()
@@ -123,44 +123,32 @@ class RangesFlags(KeyFormatFlags):
         "--range",
         metavar="START:END",
     )
-
-    def key_ranges(self) -> tuple[KeyRange, ...]:
-        """The ranges of user keys; none = no bound was given. Raises `UsageError`."""
-        if (self.start or self.end) and self.ranges:
-            raise UsageError("--start and --end cannot be combined with --range", hint="Pass all ranges with --range.")
-        if self.start or self.end:
-            return (KeyRange(read_key(self.start, self.form, "--start"), read_key(self.end, self.form, "--end")),)
-        return tuple(
-            KeyRange(read_key(first, self.form, "--range"), read_key(last, self.form, "--range"))
-            for first, last in self._texts()
-        )
-
-    def notice(self, reporter: Reporter) -> None:
-        """As `RangeFlags.notice`."""
-        texts = [("--start", self.start), ("--end", self.end)]
-        texts += [("--range", key) for pair in self._texts() for key in pair]
-        notice_ambiguous(reporter, self.key_format, texts)
-
-    def _texts(self) -> Iterator[tuple[str, str]]:
-        return (split_range(text, self.form) for text in self.ranges or ())
-
-
-class PrefixesFlags(RangesFlags):
-    """Ranges of keys, also as ``--prefix``."""
-
     prefixes: list[str] | None = flag(
         None, "Prefix of keys, a range of its own (may be repeated).", "--prefix", metavar="KEY"
     )
 
     def key_ranges(self) -> tuple[KeyRange, ...]:
-        """As `RangesFlags.key_ranges`."""
+        """The ranges of user keys; none = no bound was given. Raises `UsageError`."""
+        if (self.start or self.end) and self.ranges:
+            raise UsageError("--start and --end cannot be combined with --range", hint="Pass all ranges with --range.")
+        texts = [("--start", "--end", (self.start, self.end))] if self.start or self.end else []
+        texts += [("--range", "--range", pair) for pair in self._texts()]
+        ranges = [
+            KeyRange(read_key(first, self.form, of_first), read_key(last, self.form, of_last))
+            for of_first, of_last, (first, last) in texts
+        ]
         keys = [read_key(each, self.form, "--prefix") for each in self.prefixes or ()]
-        return (*super().key_ranges(), *(KeyRange(key, successor(key)) for key in keys))
+        return (*ranges, *(KeyRange(key, successor(key)) for key in keys))
 
     def notice(self, reporter: Reporter) -> None:
         """As `RangeFlags.notice`."""
-        super().notice(reporter)
-        notice_ambiguous(reporter, self.key_format, [("--prefix", each) for each in self.prefixes or ()])
+        texts = [("--start", self.start), ("--end", self.end)]
+        texts += [("--range", key) for pair in self._texts() for key in pair]
+        texts += [("--prefix", each) for each in self.prefixes or ()]
+        notice_ambiguous(reporter, self.key_format, texts)
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        return (split_range(text, self.form) for text in self.ranges or ())
 
 
 _RANGE = re.compile(r"(hex:[^:]*|[^:]*):(hex:[^:]*|[^:]*)")

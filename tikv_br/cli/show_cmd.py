@@ -194,7 +194,10 @@ def _write(out: Output, key: bytes, found: FoundValue, form: KeyForm) -> None:
 class FindFlags(backup_flags.IndexFlags, key_flags.KeyFormatFlags):
     key: str = argument(REQUIRED, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
     keyspace: int | None = flag(
-        None, "Keyspace of the key, by id; backups with several are skipped without it.", metavar="ID"
+        None,
+        "Keyspace of the key, by id; backups with several are skipped without it.",
+        limits=(0, MAX_KEYSPACE),
+        metavar="ID",
     )
 
 
