@@ -170,6 +170,11 @@ def is_drill_path(path: str) -> bool:
     return _DRILL_PATH.fullmatch(path) is not None
 
 
+def is_of(entry: IndexEntry, backupmeta: bytes) -> bool:
+    """Return whether an entry's id is that of the backup with these bytes as `backupmeta`, which needs no key."""
+    return entry.id == entry_id(entry.path, hashlib.sha256(backupmeta).digest())
+
+
 def entry_id(path: str, backupmeta_sha256: bytes) -> str:
     """The id of the backup at a path, by the hash of its `backupmeta`."""
     return hashlib.sha256(backupmeta_sha256 + path.encode()).hexdigest()[:ID_SIZE]

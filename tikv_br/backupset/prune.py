@@ -12,7 +12,7 @@ from functools import partial
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import THREADS, Index, ListedBackup
-from tikv_br.backupset.index_entry import IndexEntry, entry_of_backup, is_drill_path
+from tikv_br.backupset.index_entry import IndexEntry, entry_of_backup, is_drill_path, is_of
 from tikv_br.backupset.removal import Removal, finish_removal, interrupted_removals, remove
 from tikv_br.backupset.retention import Policy, PruneCandidate, reasons_to_keep
 from tikv_br.cancellation import run_on_threads
@@ -21,6 +21,7 @@ from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupSetError,
+    CrypterMismatch,
     LeaseHeld,
     LeaseLost,
     StorageNotRegular,
@@ -137,7 +138,12 @@ def _examine(
         if entry.is_foreign and not include_foreign:
             return listed if exists(store, layout.META) else None
         written_ms = store.stat(layout.META).modified_ms
-        found = entry_of_backup(entry.path, BackupSet.open_any(store, key_mode=None), written_ms)
+        try:
+            found = entry_of_backup(entry.path, BackupSet.open_any(store, key_mode=None), written_ms)
+        except CrypterMismatch:  # its key is lost or not here: the entry counts if it is of this very `backupmeta`
+            if not is_of(entry, store.get(layout.META)):
+                raise
+            found = entry
     except (StorageObjectMissing, BackupNotFound):
         return None
     except (BackupSetError, StorageNotRegular) as error:

@@ -18,7 +18,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.backupmeta import decode
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.index import THREADS, Index, pin_name, removal_name
-from tikv_br.backupset.index_entry import IndexEntry, check_paths, entry_id, entry_of_backup
+from tikv_br.backupset.index_entry import IndexEntry, check_paths, entry_id, entry_of_backup, is_of
 from tikv_br.backupset.lease import PathLease
 from tikv_br.cancellation import run_on_threads
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError, CrypterMismatch, StorageObjectMissing
@@ -117,8 +117,11 @@ def finish_removal(index: Index, removal: Removal) -> bool:
 
 
 def _check_is_there(store: ObjectStore, entry: IndexEntry) -> None:
-    backup = BackupSet.open_any(store, key_mode=None)
-    if entry_of_backup(entry.path, backup, 0).id != entry.id:
+    try:
+        is_there = entry_of_backup(entry.path, BackupSet.open_any(store, key_mode=None), 0).id == entry.id
+    except CrypterMismatch:
+        is_there = is_of(entry, store.get(layout.META))
+    if not is_there:
         raise BackupNotFound(
             f"the backup at {store.location} is not the one in the index", hint="Run `tikv-br list --rebuild`."
         )
@@ -139,12 +142,19 @@ def _left_files(index: Index, store: ObjectStore, removal: Removal) -> tuple[str
 
 
 def _files_named_by(meta: bytes, index: Index, path: str, backup_id: str) -> tuple[str, ...]:
-    """Names of a backup's files, all of them below its path and in no other backup."""
+    """Names of a backup's files, all of them below its path and in no other backup.
+
+    Without the key of an encrypted one: of all data files there, as the path belongs to that backup.
+    """
     if entry_id(path, hashlib.sha256(meta).digest()) != backup_id:
         raise BackupDamaged(
             f"cannot remove {path}: its {layout.META} is not that of backup {backup_id}", hint=MANUAL_HINT
         )
-    names = tuple(file.name for file in _decode(meta, index.root.location.crypter))
+    try:
+        names = tuple(file.name for file in _decode(meta, index.root.location.crypter))
+    except CrypterMismatch:
+        listed = (info.name for info in index.store_of(path).list())
+        names = tuple(name for name in listed if layout.is_part(name) and not layout.is_record(name))
     check_paths(names, f"{path}/{layout.META}")
     if odd := next((name for name in names if layout.is_record(name) or FileKind.of(name) is None), None):
         raise BackupDamaged(f"cannot remove {path}: its {layout.META} lists {odd!r}, which is no data file")

@@ -187,6 +187,27 @@ def test_readers_of_rows_refuse_plain_text_and_forged_backups(tmp_path: Path) ->
                 read()
 
 
+@pytest.mark.parametrize("key", [PLAIN, OTHER_KEY])
+def test_without_its_key_a_backup_can_be_pruned(tmp_path: Path, key: Crypter) -> None:
+    """By the id in the index, which its `backupmeta` proves without a key; a pinned one and another backup below stay."""
+    for day, name in enumerate(("old", "pinned", "new")):
+        store = store_at(tmp_path / name)
+        begin_backup(store).commit(replace(describe(store), encryption=METHOD, started_ms=day), do_all(store))
+    (tmp_path / "old" / "notes.txt").write_text("not the tool's")
+    rebuild(Index(store_at(tmp_path)))
+    index = Index(store_at(tmp_path, key))
+    entries = {each.entry.path: each.entry for each in index.read()}
+    index.pin(entries["pinned"])
+    for name in ("old", "new"):
+        assert remove(index, entries[name])
+    assert [each.entry.path for each in index.read()] == ["pinned"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and "old" in path.parts] == ["notes.txt"]
+    (tmp_path / "pinned" / layout.META).write_bytes(b"another")
+    with pytest.raises(BackupSetError):
+        remove(index, entries["pinned"])
+    assert list((tmp_path / "pinned" / "sst").iterdir())
+
+
 @pytest.mark.parametrize("by_go", [False, True])
 def test_each_backup_is_read_with_its_key(tmp_path: Path, by_go: bool) -> None:
     """After a rotation the older keys still read what they wrote, also what other backups continue; new backups get the first key."""
@@ -247,19 +268,6 @@ def test_a_folder_with_backups_of_all_kinds(tmp_path: Path) -> None:
     }
     assert rebuild(index_at(tmp_path)).found == 1
     assert {each.entry.path for each in index_at(tmp_path).read()} == {"plain", "ours"}
-
-
-def test_removal_needs_the_key_and_then_removes_all(tmp_path: Path) -> None:
-    """The names of the files are in the encrypted records: without the key nothing is removed."""
-    make(tmp_path / "a")
-    index = Index(store_at(tmp_path))
-    rebuild(index)
-    entry = index.read()[0].entry
-    with pytest.raises(CrypterMismatch):
-        remove(index_at(tmp_path), entry)
-    assert BackupSet.open(store_at(tmp_path / "a")).files
-    assert remove(index, entry)
-    assert not (tmp_path / "a").exists()
 
 
 def test_each_byte_around_the_ciphertext_counts(tmp_path: Path) -> None:
