@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,25 @@ from tikv_br.records import dump
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
-EXAMPLES = 500 if settings.get_profile("thorough").max_examples == settings().max_examples else 20
+EXAMPLES = 100 if settings.get_profile("thorough").max_examples == settings().max_examples else 20
 PINNED, VICTIM = "pinned", "victim"
 numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    """Changes for all tests of the module."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, monkeypatch_module: pytest.MonkeyPatch) -> Path:
     """Backups, one of them pinned, a home of drills with reports and a ledger, and directories of others beside them."""
     folder = tmp_path_factory.mktemp("model")
+    monkeypatch_module.setattr(
+        os, "fsync", lambda _file: None
+    )  # power loss is not simulated, and it takes most of the time
     index = index_at(folder / "backups")
     entries = [shelve(index, name, day) for day, name in enumerate(("old", PINNED, "new"))]
     index.pin(entries[1])
@@ -83,6 +94,7 @@ def clean_up_all(folder: Path) -> None:
             step()
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_changed_control_files_remove_nothing_that_is_pinned_or_elsewhere(model: Path, data: st.DataObject) -> None:
