@@ -20,6 +20,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, EtcdConfig
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.ingests import Follower
+from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.errors import (
     ClusterError,
@@ -122,6 +123,7 @@ def sync(
             whole=span,
             span=span,
             state=options.state if isinstance(options.state, StorageLocation) else None,
+            keyspace_name=keyspace_names(cluster, [codec.keyspace_id]).get(codec.keyspace_id, ""),
         )
         # Before a sink makes its file:
         check_has_feed(cluster, writes_log=isinstance(options.target, LogTarget))

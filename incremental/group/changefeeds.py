@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd_values import Delete, Put, absent, modified_at, none_with
+from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.cluster.safepoint import SafePointApi, release
 from tikv_br.errors import (
     ChangefeedBusy,
@@ -39,7 +40,7 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
     """
     codec = source_codec(source, keyspace)
     info = replace(asked, keyspace_id=codec.keyspace_id)
-    origin = Origin(source.cluster_id, codec.keyspace_id, info.id)
+    origin = _origin(source, info)
     target = parse(asked.sink)
     check_has_feed(source, writes_log=isinstance(target, LogTarget))
     with ExitStack() as stack:
@@ -50,9 +51,14 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
         return replace(info, place=place, start_ts=start_ts)
 
 
+def _origin(source: Cluster, info: ChangefeedInfo) -> Origin:
+    name = keyspace_names(source, [info.keyspace_id]).get(info.keyspace_id, "")
+    return Origin(source.cluster_id, info.keyspace_id, info.id, keyspace_name=name)
+
+
 def moved(info: ChangefeedInfo, url: str, source: Cluster, sink: SinkOptions) -> ChangefeedInfo:
     """A changefeed with another address of its sink. Raises `SyncStateMismatch` where that is another sink, `ClusterError`."""
-    with open_sink(parse(url), Origin(source.cluster_id, info.keyspace_id, info.id), sink) as opened:
+    with open_sink(parse(url), _origin(source, info), sink) as opened:
         info.check_place(opened.place)
     return replace(info, sink=url)
 

@@ -13,6 +13,7 @@ from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.etcd_values import Compare
 from tikv_br.cluster.ingests import Follower
+from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged, TikvBrError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
@@ -196,6 +197,9 @@ class Worker:
             whole=self.changefeed.range,
             span=KeyRange(self.task.start, self.task.end),
             start_ts=self.changefeed.start_ts,
+            keyspace_name=keyspace_names(self._membership.source, [self.changefeed.keyspace_id]).get(
+                self.changefeed.keyspace_id, ""
+            ),
         )
 
     def _sink_options(self) -> SinkOptions:

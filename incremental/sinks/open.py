@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tikv_br import __version__
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
+from tikv_br.cluster.keyspaces import matching_keyspace
 from tikv_br.cluster.router import BATCH_ITEMS
 from tikv_br.cluster.txnkv import refuse_transactions
 from tikv_br.cluster.versions import WRITE_DEADLINE, WRITES
@@ -38,6 +39,7 @@ from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink
 from tikv_br.incremental.sinks.url import BlackholeTarget, FileTarget, LogTarget, StdoutTarget, Target, TikvTarget
 from tikv_br.incremental.sinks.writer import ReplicateOptions
 from tikv_br.patience import Patience
+from tikv_br.progress_events import Event, Notice
 from tikv_br.retry import Backoff
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -84,6 +86,8 @@ class Origin:
     """Start-ts of the whole range's replication; 0 = that of this process."""
     state: StorageLocation | None = None
     """Storage of the checkpoint; None = in etcd."""
+    keyspace_name: str = ""
+    """Name of the keyspace in the source's PD; empty = it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +215,7 @@ def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
         cluster_id=origin.cluster_id,
         api_version=ApiVersion.V2,
         keyspace_id=origin.keyspace_id,
+        keyspace_name=origin.keyspace_name,
         ranges=(origin.whole,),
         start_ts=origin.start_ts,
         started_ms=time.time_ns() // 1_000_000,
@@ -223,14 +228,26 @@ def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
     return LogSink(LogWriter(open_store(location), description, origin.span, options), place)
 
 
+def _log_notice(event: Event) -> None:
+    if isinstance(event, Notice):
+        log.log(logging.WARNING if event.warning else logging.INFO, "%s", event.message)
+
+
 def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: SinkOptions) -> Sink:
     version = cluster.api_version
     target.check(version)
     cluster.require(WRITES)
     refuse_transactions(cluster)
     cluster.notice_without(WRITE_DEADLINE)
-    default = origin.keyspace_id if version is ApiVersion.V2 else 0
-    keyspace_id = cluster.pd.keyspace_id(target.keyspace) if target.keyspace else default
+    if target.keyspace:
+        keyspace_id = cluster.pd.keyspace_id(target.keyspace)
+    elif version is ApiVersion.V2:
+        names = {origin.keyspace_id: origin.keyspace_name}
+        keyspace_id = matching_keyspace(
+            cluster.pd, origin.keyspace_id, names, "?keyspace=NAME behind the address of --sink", _log_notice
+        )
+    else:
+        keyspace_id = 0
     if (cluster.cluster_id, keyspace_id) == (origin.cluster_id, origin.keyspace_id):
         raise UsageError(
             "--sink and the source are the same keyspace of the same cluster",

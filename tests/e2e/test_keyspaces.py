@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import succeed, tikv_br
-from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.formats.api_version import ApiVersion
 
@@ -55,3 +55,39 @@ def test_a_backup_that_leaves_rows_out_says_so(source: LiveCluster, tmp_path: Pa
         "0s",
     )
     assert "this backup has 10 rows, less than half of the 300" in less.err
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[LiveCluster]:
+    """Keyspace 1 is ``billing``."""
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as live:
+        assert live.create_keyspace("billing") == 1
+        yield live
+
+
+def test_keyspaces_of_another_cluster_are_found_by_name(
+    source: LiveCluster, target: LiveCluster, tmp_path: Path
+) -> None:
+    """Another tenant's keyspace of the same id gets nothing, by whichever command, unless it is named."""
+    place = str(tmp_path / "backup")
+    succeed("backup", "raw", "--pd", source.pd, "-s", place, "--keyspace", "features", "--executor", "driver")
+    restore = ("restore", "raw", "--pd", target.pd, "-s", place)
+    follow = ("sync", "--pd", source.pd, "--keyspace", "features", "--sink", f"tikv://{target.pd}", "--start-ts", "now")
+    stateful = (*follow, "--state-dir", str(tmp_path / "state"))
+    compare = ("diff", "--pd", source.pd, "--keyspace", "features", "--other-pd", target.pd, "--executor", "driver")
+    for command in (restore, stateful, (*follow[:-2], "--mode", "diff"), compare):
+        refused = tikv_br(*command)
+        assert refused.code == 2, refused.err
+        assert "has no keyspace features" in refused.err
+        assert "keyspace 1 is billing" in refused.err
+    assert contents(target, 1) == {}
+    assert target.create_keyspace("features") == 2
+    succeed(*restore, "--keyspace", "features")
+    assert contents(target, 2) == ROWS
+    assert contents(target, 1) == {}
+    succeed(*compare)
+    succeed("diff", place, "--pd", target.pd, "--executor", "driver")
+    assert succeed("cat", place, "k0001", "--keyspace", "features").out.strip() == "of features"
+    assert "features (1)" in tikv_br("cat", place, "k0001", "--keyspace", "billing").err
+    succeed(*restore, "--to-keyspace", "billing")
+    assert contents(target, 1) == ROWS

@@ -70,6 +70,8 @@ class LogDescription:
     """True if the writer saves its checkpoint beside the segments, so that a missing last segment is detected."""
     encryption: str = PLAINTEXT
     """`Crypter.method` of files and records."""
+    keyspace_name: str = field(default="", metadata=LATER)
+    """Name of the keyspace in PD; empty = it has none, or it was not recorded."""
 
 
 class SegmentName(NamedTuple):

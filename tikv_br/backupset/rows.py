@@ -177,7 +177,7 @@ class FoundValue(NamedTuple):
     file: str
 
 
-def find_value(backup: BackupSet, user_key: bytes, keyspace_id: int | None = None) -> FoundValue | None:
+def find_value(backup: BackupSet, user_key: bytes, keyspace_id: int | str | None = None) -> FoundValue | None:
     """Return the value of a user key, also an expired one or a tombstone; None if the backup has none.
 
     ``keyspace_id`` may be left out where the backup has one keyspace only. Raises `UsageError` for a key that the backup
@@ -197,16 +197,29 @@ def keyspaces_of(backup: BackupSet) -> tuple[int, ...]:
     return keyspaces_in(backup.api_version, backup.ranges)
 
 
+def keyspace_in(backup: BackupSet, given: str) -> int:
+    """The id in a backup of a keyspace that is given by its id or its recorded name. Raises `UsageError`."""
+    if given.isascii() and given.isdecimal():
+        return int(given)
+    names = {} if backup.manifest is None else backup.manifest.description.names
+    found = next((id_ for id_, name in names.items() if name == given), None)
+    if found is None:
+        known = ", ".join(f"{name} ({id_})" for id_, name in names.items())
+        raise UsageError(
+            f"--keyspace: the backup records no keyspace {given!r}{f', only {known}' if known else ', and no names'}",
+            hint="Pass the id; `tikv-br show` prints the ids and names.",
+        )
+    return found
+
+
 def chosen_codec(backup: BackupSet, keyspace: str) -> KeyCodec:
-    """The codec of the keyspace with an id; that of the only one for ``""``. Raises `UsageError`."""
+    """The codec of the keyspace with an id or a recorded name; that of the only one for ``""``. Raises `UsageError`."""
     ids = keyspaces_of(backup) or (0,)
-    if keyspace and not (keyspace.isascii() and keyspace.isdecimal()):
-        raise UsageError("--keyspace: backups only record the ids of keyspaces, not their names", hint="Pass the id.")
     if not keyspace and len(ids) > 1:
         raise UsageError(
             f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
         )
-    number = int(keyspace) if keyspace else ids[0]
+    number = keyspace_in(backup, keyspace) if keyspace else ids[0]
     return keyspace_codec(backup.api_version, number, "--keyspace", mode=backup.key_mode)
 
 

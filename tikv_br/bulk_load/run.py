@@ -147,6 +147,7 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
             concurrency=options.concurrency,
             allow_overwrite=options.allow_overwrite,
             allow_followers=options.allow_followers,
+            by_name=False,
             command="load raw",
             checksum=options.checksum,
             rate_limit=options.rate_limit,

@@ -161,6 +161,7 @@ def load_runs(options: RunsOptions, runs: Sequence[FileEntry], reporter: Reporte
             options.backup,
             allow_overwrite=options.allow_overwrite,
             allow_followers=options.allow_followers,
+            by_name=False,
             command="ingest from Spark",
         )
         done = restore(wanted, reporter)

@@ -40,7 +40,11 @@ class DiffFlags(backup_flags.ChosenBackupFlags):
     other_ca: str | None = flag(None, "CA certificate for --other-pd (PEM; default: --ca).", metavar="FILE")
     other_cert: str | None = flag(None, "Client certificate for --other-pd (PEM; default: --cert).", metavar="FILE")
     other_key: str | None = flag(None, "Private key of --other-cert (PEM; default: --key).", metavar="FILE")
-    other_keyspace: str = flag("", "Keyspace of B, by id or name (API V2; default: --keyspace).", metavar="ID|NAME")
+    other_keyspace: str = flag(
+        "",
+        "Keyspace of B, by id or name (API V2; default: the one with the same name as that of A).",
+        metavar="ID|NAME",
+    )
     range: key_flags.RangeOrPrefixFlags
     allow_empty: bool = shared.ALLOW_EMPTY()
     keys: int = flag(20, "Maximum number of differing keys to list; all are counted.", limits=(0, kinds.MAX_COUNT))
@@ -85,11 +89,11 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
         a: ClusterChoice | BackupChoice
         if other:
             far = cluster.other(other, flags.other_ca or None, flags.other_cert, flags.other_key)
-            a, b = ClusterChoice(near, keyspace), ClusterChoice(far, flags.other_keyspace or keyspace)
+            a, b = ClusterChoice(near, keyspace), ClusterChoice(far, flags.other_keyspace)
             draft.cluster += f" and {','.join(far.pd)}"
         else:
             draft.place = place = flags.choose(context)
-            a, b = BackupChoice(place, keyspace), ClusterChoice(near, flags.other_keyspace or keyspace)
+            a, b = BackupChoice(place, keyspace), ClusterChoice(near, flags.other_keyspace)
         settings = flags.tasks.spark_settings()
         options = flags.fill(DiffOptions, a=a, b=b, span=span, spark_settings=settings)
         with progress_display(out) as display:

@@ -18,7 +18,6 @@ from tikv_br.cli.point_flags import LOG_ID, LogSourceFlags, PointFlags, Required
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.summaries import point_figures, restore_figures, show_point, show_restore, show_restore_plan
 from tikv_br.errors import UsageError
-from tikv_br.formats.keys.codec import MAX_KEYSPACE
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
@@ -48,14 +47,13 @@ class RestoreCommand(Command):
 class RestoreFlags(backup_flags.BackupFlags):
     cluster: shared.ClusterFlags
     range: key_flags.RangeOrPrefixFlags
-    keyspace: int | None = flag(
-        None,
-        "Restore only this keyspace of the backup, by id (API V2; default: all).",
-        limits=(0, MAX_KEYSPACE),
-        metavar="ID",
+    keyspace: str | None = flag(
+        None, "Restore only this keyspace of the backup, by id or name (API V2; default: all).", metavar="ID|NAME"
     )
     to_keyspace: str = flag(
-        "", "Keyspace to restore into, by id or name (API V2; default: that of the backup).", metavar="ID|NAME"
+        "",
+        "Keyspace to restore into, by id or name (API V2; default: the one with the same name as in the backup).",
+        metavar="ID|NAME",
     )
     rewrite_prefix: str = flag(
         "",

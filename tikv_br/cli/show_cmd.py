@@ -18,7 +18,7 @@ from tikv_br.cli.output import KeyForm, Output, human_bytes, label, picked, quot
 from tikv_br.cli.point_flags import LogSourceFlags
 from tikv_br.cluster.timestamps import show_time, show_ts
 from tikv_br.errors import BackupDamaged, KeyNotFound, TikvBrError, UsageError
-from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyMode
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.text import format_key
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ class CatFlags(backup_flags.ChosenBackupFlags, key_flags.KeyAndValueFormatFlags)
 
     chosen: str = backup_flags.chosen_backup("--storage")
     key: str | None = argument(None, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
-    keyspace: int | None = flag(
-        None, "Keyspace of the key, by id; required if the backup has several.", limits=(0, MAX_KEYSPACE), metavar="ID"
+    keyspace: str | None = flag(
+        None, "Keyspace of the key, by id or name; required if the backup has several.", metavar="ID|NAME"
     )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import describe_ranges
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.keyspaces import keyspace_names, matching_keyspace
 from tikv_br.cluster.txnkv import notice_transactions, refuse_transactions
 from tikv_br.compare.report import DifferentRange, KeyDifference, Meter, Report
 from tikv_br.diff import places
@@ -16,6 +17,7 @@ from tikv_br.diff.options import BackupChoice, DiffOptions
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, find_backup, find_cluster
 from tikv_br.diff.task import DiffJob, RepairJob, compare_units, repair_ranges, repairs
 from tikv_br.errors import NothingMatched, UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, run_steps
@@ -57,8 +59,7 @@ def find_sides(context: DiffContext) -> None:
         context.a, context.backup = find_backup(options.a)
     else:
         context.a = find_cluster(context.clusters, options.a, "--keyspace", context.reporter)
-    same = str(context.a.codec.keyspace_id or "")
-    other = replace(options.b, keyspace=options.b.keyspace or same)
+    other = options.b if options.b.keyspace else replace(options.b, keyspace=_same_keyspace(context))
     context.b = find_cluster(context.clusters, other, "--other-keyspace", context.reporter)
     if isinstance(context.a, ClusterPlace):
         clusters = [context.clusters.get(place.config) for place in (context.a, context.b)]
@@ -71,6 +72,22 @@ def find_sides(context: DiffContext) -> None:
             notice_transactions(cluster, context.reporter, options.span)
     context.reporter(Notice(f"A: {context.a}"))
     context.reporter(Notice(f"B: {context.b}"))
+
+
+def _same_keyspace(context: DiffContext) -> str:
+    """The id in B's cluster of the keyspace of A, by its name. Raises `UsageError` if there is none."""
+    keyspace_id, target = context.a.codec.keyspace_id, context.clusters.get(context.options.b.config)
+    if not keyspace_id or target.api_version is not ApiVersion.V2:
+        return str(keyspace_id or "")
+    if isinstance(context.a, ClusterPlace):
+        names = keyspace_names(context.clusters.get(context.a.config), [keyspace_id])
+    else:
+        names = (
+            {}
+            if context.backup is None or context.backup.manifest is None
+            else context.backup.manifest.description.names
+        )
+    return str(matching_keyspace(target.pd, keyspace_id, names, "--other-keyspace", context.reporter))
 
 
 def plan_ranges(context: DiffContext) -> None:

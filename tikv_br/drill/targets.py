@@ -59,7 +59,9 @@ class Destination:
 
     def restore_options(self, storage: StorageLocation, state: StorageLocation | None) -> RestoreOptions:
         keyspace = "" if self.keyspace is None else str(self.keyspace)
-        return RestoreOptions(self.cluster, storage, to_keyspace=keyspace, state=state, command="drill run")
+        return RestoreOptions(
+            self.cluster, storage, to_keyspace=keyspace, state=state, by_name=False, command="drill run"
+        )
 
     def delete(self, span: KeyRange) -> None:
         """Delete a range of user keys in each keyspace that the drill owns here.

@@ -56,11 +56,13 @@ class RestoreOptions:
     storage: StorageLocation = field(metadata=compared_as("id"))
     span: KeyRange = field(default=EVERY_KEY, metadata=MAY_CHANGE)
     """Range to restore."""
-    keyspace: int | None = field(default=None, metadata=MAY_CHANGE)
-    """Keyspace of the backup to restore (API V2); None = all."""
+    keyspace: int | str | None = field(default=None, metadata=MAY_CHANGE)
+    """Keyspace of the backup to restore, by id or name (API V2); None = all."""
     via: Via = field(default=Via.AUTO, metadata=MAY_CHANGE)
     to_keyspace: str = field(default="", metadata=compared_as("id"))
-    """Id or name of the target keyspace (API V2); ``""`` = the same as in the backup."""
+    """Id or name of the target keyspace (API V2); ``""`` = the one with the same name as in the backup."""
+    by_name: bool = field(default=True, metadata=MAY_CHANGE)
+    """Find keyspaces of the target by the recorded names; False = by id, in a target that was made for the rows."""
     rewrite_prefix: tuple[bytes, bytes] = field(default=(b"", b""), metadata=compared_as("id"))
     """Old and new prefix of user keys: only keys with the old prefix are restored, with the new one instead."""
     mode: Mode = field(default=Mode.INGEST, metadata=MAY_CHANGE)

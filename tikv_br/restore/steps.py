@@ -15,7 +15,9 @@ from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.backupset.files import FileKind
+from tikv_br.backupset.rows import keyspace_in
 from tikv_br.cluster import versions
+from tikv_br.cluster.keyspaces import matching_keyspace
 from tikv_br.errors import (
     BackupUnsupported,
     LeaseHeld,
@@ -64,14 +66,15 @@ def plan(context: RestoreContext) -> None:
     rewriting = bool(options.to_keyspace) or options.rewrite_prefix != (b"", b"")
     moved_to = _moved_to(context)
     partial = options.span != EVERY_KEY or rewriting or options.keyspace is not None or moved_to is not None
+    chosen = None if options.keyspace is None else keyspace_in(backup, str(options.keyspace))
     for whole in backup.ranges:
-        span, rewrite = whole, UNCHANGED
-        if partial:
-            codec = backup.codec_of(whole)
-            if options.keyspace not in {None, codec.keyspace_id}:
-                continue
+        span, rewrite, codec = whole, UNCHANGED, backup.codec_of(whole)
+        if chosen not in {None, codec.keyspace_id}:
+            continue
+        target = moved_to or _same_keyspace(context, codec)
+        if partial or target != codec:
             span = intersection(span, codec.rpc_range(options.span))
-            rewrite = _rewrite(context, codec, moved_to or codec)
+            rewrite = _rewrite(context, codec, target)
             span = intersection(span, rewrite.source)
         if not span.is_empty:
             context.wanted.append(RestoreRange(span, rewrite))
@@ -122,6 +125,15 @@ def _moved_to(context: RestoreContext) -> KeyCodec | None:
     if target.is_v2:
         raise UsageError("the backup has no keyspaces, but the cluster does", hint="Choose one with --to-keyspace.")
     return target
+
+
+def _same_keyspace(context: RestoreContext, source: KeyCodec) -> KeyCodec:
+    """The target's keyspace of the name that the backup records. Raises `UsageError` if there is none."""
+    if not (context.options.by_name and source.is_v2):
+        return source
+    names = {} if context.backup.manifest is None else context.backup.manifest.description.names
+    found = matching_keyspace(context.cluster.pd, source.keyspace_id, names, "--to-keyspace", context.reporter)
+    return KeyCodec(source.api_version, found, source.mode)
 
 
 def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rewrite:
