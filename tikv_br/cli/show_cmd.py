@@ -18,7 +18,7 @@ from tikv_br.cli.output import KeyForm, Output, human_bytes, label, picked, quot
 from tikv_br.cli.point_flags import LogSourceFlags
 from tikv_br.cluster.timestamps import show_time, show_ts
 from tikv_br.errors import BackupDamaged, KeyNotFound, TikvBrError, UsageError
-from tikv_br.formats.keys.codec import KeyMode
+from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyMode
 from tikv_br.formats.keys.text import format_key
 
 if TYPE_CHECKING:
