@@ -286,6 +286,7 @@ def test_unusable_bases_are_refused(chain: Chain, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="cluster"):
             back_up_changes(options(other, place), chain.places[2])
         base = parse(f"local://{tmp_path / 'base'}")
+        other.raw().put(b"key", b"value")
         backup(options(other, base, gc_ttl=0))
         pd = other.cluster.pd
         pd.update_service_safe_point("gc_worker", (1 << 63) - 1, pd.tso())

@@ -210,7 +210,7 @@ def test_closing_waits_for_no_write() -> None:
 
     class Silent(RawClient):
         def __init__(self) -> None:
-            self.codec, self.cluster_id = KeyCodec(V2), 1
+            self.codec, self.cluster_id, self.now = KeyCodec(V2), 1, lambda: 0
 
         def column_writer(self, batch_rows: int = 1, rate_limit: RateLimit | None = None) -> ColumnWriter:
             del batch_rows, rate_limit
