@@ -314,10 +314,15 @@ def bounded_batches(
             room -= batch.nbytes
             left -= batch.num_rows
             if room <= 0 or left <= 0:
-                yield pa.concat_batches(held)
+                yield _joined(held)
                 held, room, left = [], _BATCH_BYTES, BATCH_ROWS
         if held:
-            yield pa.concat_batches(held)
+            yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of several; a single one is not copied."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _rows_at_once(opened: IO[bytes] | pa.NativeFile, group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
@@ -328,12 +333,37 @@ def _rows_at_once(opened: IO[bytes] | pa.NativeFile, group: pq.RowGroupMetaData,
         plain += chunk.total_uncompressed_size
         if "DELTA_BYTE_ARRAY" in chunk.encodings:
             multiplied += chunk.total_uncompressed_size
-        opened.seek(_column_extent(chunk)[0])
-        page, _ = _page_header(memoryview(opened.read(_HEADER_BYTES)))
+        begin = _column_extent(chunk)[0]
+        opened.seek(begin)
+        page, end = _page_header(memoryview(opened.read(_HEADER_BYTES)))
         if page.is_multiplied:
-            multiplied += page.size
+            opened.seek(begin + end)
+            multiplied += _longest_value(opened, page, chunk.compression)
     average = max(plain // max(group.num_rows, 1), 1)
     return int(max(min(_BATCH_BYTES // average, _DECODED_BYTES // max(multiplied, 1), BATCH_ROWS), 1))
+
+
+def _longest_value(opened: IO[bytes] | pa.NativeFile, page: Page, compression: str) -> int:
+    """The longest value of a small dictionary, which ``opened`` is at, in bytes; of another page its size, which no value exceeds."""
+    if not page.is_dictionary or max(page.size, page.stored) > _SMALL_DICTIONARY_BYTES:
+        return page.size
+    stored = opened.read(page.stored)
+    if compression != "UNCOMPRESSED":
+        try:
+            stored = pa.decompress(stored, page.size, _CODECS.get(compression, compression.lower()), asbytes=True)
+        except (pa.ArrowException, ValueError, OSError):
+            return page.size
+    at = longest = 0
+    while at + 4 <= len(stored):
+        length = int.from_bytes(stored[at : at + 4], "little")
+        longest = max(longest, length)
+        at += 4 + length
+    return min(longest, page.size)
+
+
+_SMALL_DICTIONARY_BYTES = 4 << 20
+"""Writers stop filling a dictionary at 1 MiB by default."""
+_CODECS = {"LZ4": "lz4_raw"}
 
 
 class Page(NamedTuple):
@@ -343,6 +373,7 @@ class Page(NamedTuple):
     """Size before compression, in bytes."""
     stored: int
     """Size in the file, without the header."""
+    is_dictionary: bool
     is_multiplied: bool
     """True if rows may share its values: a dictionary, or a page of DELTA_BYTE_ARRAY."""
 
@@ -375,7 +406,8 @@ def _page_header(data: memoryview) -> tuple[Page, int]:
         raise DamagedBytes("a page has no valid header") from None
     if stored < 0 or size < 0:
         raise DamagedBytes("a page has a negative length")
-    return Page(size, stored, kind == _DICTIONARY_PAGE or _DELTA_BYTE_ARRAY in encodings), end
+    is_dictionary = kind == _DICTIONARY_PAGE
+    return Page(size, stored, is_dictionary, is_dictionary or _DELTA_BYTE_ARRAY in encodings), end
 
 
 def _thrift_struct(data: memoryview, at: int) -> tuple[dict[int, Any], int]:
