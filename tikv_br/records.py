@@ -214,6 +214,15 @@ def convert(content: object, kind: type[T]) -> T:
     return msgspec.convert(content, kind, dec_hook=_parse)
 
 
+@functools.cache
+def member_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+    """A decoder of JSON objects into structs with the bytes of these members as they stand there; ``b""`` = it is absent."""
+    absent = msgspec.Raw(b"")
+    fields = [(f"c{at}", msgspec.Raw, msgspec.field(default=absent, name=name)) for at, name in enumerate(names)]
+    with _building:
+        return msgspec.json.Decoder(msgspec.defstruct("Members", fields))
+
+
 def _build(kind: Any) -> msgspec.json.Decoder[Any]:  # noqa: ANN401 - a type
     with _building:
         return msgspec.json.Decoder(kind, dec_hook=_parse)

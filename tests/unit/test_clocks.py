@@ -27,6 +27,10 @@ REASONS = {
         2,
         "one: a lease has expired only if the storage's clock says so as well; one: " + TEXT,
     ),
+    "backupset/prune.py": (
+        1,
+        "a backup from the future is kept; a clock that is off removes less, as the storage's time counts too",
+    ),
     "cli/changefeed_cmd.py": (1, STAMP),
     "cli/log.py": (3, "the times of log lines, which logging has taken"),
     "cli/show_cmd.py": (1, "`cat` prints a value in any case; it says by whose clock the value has expired"),
@@ -36,6 +40,7 @@ REASONS = {
     "dataflow/context.py": (1, STAMP),
     "drill/backups.py": (1, "the end of a drill's writes if the source has no timestamps; the report names the clock"),
     "drill/context.py": (1, STAMP),
+    "drill/history.py": (1, "a report from the future does not count"),
     "drill/run.py": (1, "the name of a drill"),
     "export/steps.py": (2, STAMP),
     "cli/point_flags.py": (1, "an age on the command line of a command that knows no PD"),

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
+from tikv_br import records
 from tikv_br.bulk_load.inputs import PART_BYTES, BadRow, FileInput, InputFile, InputPart, Rows, reading
 from tikv_br.errors import UsageError
 from tikv_br.tasks.inputs import (
@@ -394,9 +395,8 @@ def _fields_of(line: bytes, names: Sequence[str]) -> list[bytes] | str:
     """The values of these fields as they are in the line, ``b""`` for one that it does not have; or what is wrong with the line."""
     import msgspec
 
-    decoder = _decoder(tuple(names))
     try:
-        found = decoder.decode(line)
+        found = records.member_decoder(tuple(names)).decode(line)
     except msgspec.MsgspecError:
         return NOT_JSON
     if b"\\" in line or any(line.count(f'"{name}"'.encode()) > 1 for name in names) or not all(map(str.isalnum, names)):
@@ -405,16 +405,6 @@ def _fields_of(line: bytes, names: Sequence[str]) -> list[bytes] | str:
         if any(given.count(name) > 1 for name in names):
             return REPEATED_NAME
     return [bytes(each) for each in msgspec.structs.astuple(found)]
-
-
-@cache
-def _decoder(names: tuple[str, ...]) -> Any:  # noqa: ANN401 - of a class that is made here
-    import msgspec
-
-    fields = [
-        (f"c{at}", msgspec.Raw, msgspec.field(default=msgspec.Raw(b""), name=name)) for at, name in enumerate(names)
-    ]
-    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields))
 
 
 def _row(found: Sequence[bytes], schema: pa.Schema, value: str) -> list[Any] | str:
