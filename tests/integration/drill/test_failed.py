@@ -31,7 +31,7 @@ def fail(options: DrillOptions, expected: type[TikvBrError], page: Page) -> str:
     assert page.complaints == []
     assert page.value("document.querySelectorAll('script').length") == 0
     text = page.text()
-    assert "Recovery drill: failed" in text
+    assert "Recovery drill against an emulator: failed" in text
     assert text.index(caught.value.message) < text.index("Timeline")
     assert f"{expected.__name__}, exit code {expected.exit_code}" in text
     assert page.value("document.querySelectorAll('[data-plot=timeline] .broken').length") >= 1

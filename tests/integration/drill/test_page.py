@@ -32,7 +32,7 @@ def show(page: Page, path: Path, html: str) -> str:
 def test_a_passed_drill_is_shown_with_all_plots(page: Page, tmp_path: Path) -> None:
     """Verdict, figures and what was compared are in the text, and every plot has been drawn; markup in texts is text."""
     text = show(page, tmp_path / "report.html", render_report(passed(4)))
-    assert "Recovery drill: passed" in text
+    assert "Recovery drill against an emulator: passed" in text
     assert "a note <b>that is no markup</b>" in text
     assert text.count("✓ met") == 3
     assert "34.0 s" in text
@@ -52,7 +52,7 @@ def test_a_passed_drill_is_shown_with_all_plots(page: Page, tmp_path: Path) -> N
 def test_a_failed_drill_says_first_what_went_wrong(page: Page, tmp_path: Path) -> None:
     """The cause, what to do, and the step stand above the figures; what was not measured is said not to be."""
     text = show(page, tmp_path / "report.html", render_report(failed()))
-    assert "Recovery drill: failed" in text
+    assert "Recovery drill against an emulator: failed" in text
     assert "sst/1.sst is not what was written" in text
     assert text.index("Use another copy.") < text.index("Objectives and measurements")
     assert "in the step “restore”" in text
@@ -112,7 +112,7 @@ def test_each_scenario_is_told_in_a_sentence(page: Page, tmp_path: Path, scenari
     """Passed and failed, the page describes the rehearsal, and draws its figures."""
     for report in (passed(2), failed()):
         text = show(page, tmp_path / "report.html", render_report(replace(report, scenario=scenario)))
-        assert f"Recovery drill: {report.verdict.value}" in text
+        assert f"Recovery drill against an emulator: {report.verdict.value}" in text
         assert SCENARIOS[scenario] in text
         assert OUTCOMES.get(scenario, (RECOVERED, NOT_RECOVERED))[report.verdict is DrillVerdict.FAILED] in text
         assert {"timeline", "map"} <= set(page.value(PLOTS))
@@ -176,4 +176,4 @@ def test_the_index_lists_all_drills_and_leads_to_their_pages(page: Page, tmp_pat
     assert text.index("passed") < text.index("failed")
     page.go(page.value("document.querySelector('#drills a').href"))
     page.wait("document.querySelector('#verdict') && document.readyState === 'complete'")
-    assert "Recovery drill: passed" in page.text()
+    assert "Recovery drill against an emulator: passed" in page.text()

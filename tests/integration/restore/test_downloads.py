@@ -14,6 +14,7 @@ import pytest
 from tests.integration.backup.data import load
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import eventually
 from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import StoreFull
@@ -146,6 +147,8 @@ def test_regions_that_split_all_the_time_are_sent_their_pieces(target: LiveClust
     ended = threading.Event()
 
     def split_all_the_time() -> None:
+        # Not before: a file that has many regions already is sent in pieces at once, and no store fetches it.
+        eventually(lambda: ended.is_set() or "Download" in target.calls()["rpcs"])
         for _split in range(300):
             if ended.wait(0.1):
                 return

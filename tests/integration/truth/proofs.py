@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from importlib.metadata import distribution
@@ -268,5 +269,7 @@ def with_more(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     (begun / "tikv-br" / "lease").mkdir(parents=True)
     (begun / "backup.lock").write_bytes(run_record.LOCK_TEXT)
     over = Lease("0" * 16, LeaseOwner("elsewhere", "", 1, 1), "", "backup", expires_ms=1)
-    (begun / "tikv-br" / "lease" / "00000001.json").write_bytes(dump(over))
+    left = begun / "tikv-br" / "lease" / "00000001.json"
+    left.write_bytes(dump(over))
+    os.utime(left, (1, 1))  # it is over by the storage's clock, too
     return world
