@@ -16,9 +16,10 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.dataflow.options import Loss
+from tikv_br.dataflow.plan import keyspaces_with_data
 from tikv_br.errors import ConversionUnsupported, NothingMatched, RequestRefused, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.progress_events import Event, Notice
@@ -108,7 +109,7 @@ def test_every_row_of_every_range_is_there_and_no_other(
 def emptied(targets: Clusters) -> LiveCluster:
     """The cluster to restore into, without the rows of other tests."""
     live = targets(V2)
-    for keyspace in KEYSPACES:
+    for keyspace in list(keyspaces_with_data(live.cluster, KeyMode.RAW)):
         live.raw(keyspace).delete_range(EVERY_KEY)
     return live
 
