@@ -148,7 +148,7 @@ def test_regions_that_split_all_the_time_are_sent_their_pieces(target: LiveClust
 
     def split_all_the_time() -> None:
         # Not before: a file that has many regions already is sent in pieces at once, and no store fetches it.
-        eventually(lambda: ended.is_set() or "Download" in target.calls()["rpcs"])
+        eventually(lambda: ended.is_set() or "SetDownloadSpeedLimit" in target.calls()["rpcs"])
         for _split in range(300):
             if ended.wait(0.1):
                 return
