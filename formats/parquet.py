@@ -306,7 +306,9 @@ def bounded_batches(
     ``opened`` is what ``file`` reads. Sizes are those that footer and dictionaries say.
     """
     chosen = range(file.metadata.num_row_groups) if groups is None else groups
-    for group, rows in [(group, _rows_at_once(opened, file.metadata.row_group(group), columns)) for group in chosen]:
+    # A group without rows may have no page whose header could be read.
+    filled = [group for group in chosen if file.metadata.row_group(group).num_rows]
+    for group, rows in [(group, _rows_at_once(opened, file.metadata.row_group(group), columns)) for group in filled]:
         held: list[pa.RecordBatch] = []
         room, left = _BATCH_BYTES, BATCH_ROWS
         for batch in file.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False):

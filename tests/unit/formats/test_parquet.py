@@ -312,6 +312,21 @@ def test_foreign_files_are_read_by_batches_of_bounded_size(
     assert max(each.nbytes for each in batches) < 3 << 20
 
 
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_groups_without_rows_are_read(dictionary: bool) -> None:
+    """Arrow writes no page for them without a dictionary, at the end of a file and between others."""
+    row = pa.table({"key": [b"k"], "value": [b"v"]})
+    for tables in ([row[:0]], [row, row[:0], row], [row, row[:0]]):
+        data = io.BytesIO()
+        with pq.ParquetWriter(data, row.schema, use_dictionary=dictionary) as writer:
+            for table in tables:
+                writer.write_table(table)
+        file = pq.ParquetFile(data)
+        assert 0 in [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+        batches = bounded_batches(data, file, ["key", "value"])
+        assert pa.Table.from_batches(batches, row.schema).equals(pa.concat_tables(tables))
+
+
 def test_a_page_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its header says what Arrow would allocate, whatever the footer says."""
     monkeypatch.setattr(parquet, "MAX_BLOCK_SIZE", 1 << 15)
