@@ -22,8 +22,6 @@ from tikv_br.formats.errors import FormatError, UnsupportedFormat
 from tikv_br.formats.keys.text import FORMS, format_key, show_key
 from tikv_br.formats.parquet import SinkFile
 
-EXPORT_RECORD = "_export.json"
-"""Name of the file in which an export describes its tables."""
 Sink = Callable[[bytes], object]
 GROUP_BYTES = 16 << 20
 """Approximate bytes of keys and values in a row group of Parquet."""

@@ -56,12 +56,14 @@ class StepSignals:
         """Stop raising."""
         self._ignored = True
 
-    def _handle(self, number: int) -> None:
+    def handle(self, number: int) -> None:
+        """Raise, unless they are ignored; called at any moment, so it takes no lock."""
         self.came_at = self.came_at or time.monotonic()
         if not self._ignored:
             _raise(number)
 
-    def _react(self, number: int) -> None:
+    def react(self, number: int) -> None:
+        """Log a signal that is ignored; called in the thread that reads numbers of signals."""
         if self._ignored:
             logger.warning("%s ignored: still undoing the earlier steps", signal.Signals(number).name)
 
@@ -73,7 +75,7 @@ def raising() -> Iterator[StepSignals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    with _received_by(_Receiver(signals._handle, signals._react)):  # noqa: SLF001 - of this module
+    with _received_by(_Receiver(signals.handle, signals.react)):
         yield signals
 
 

@@ -59,7 +59,7 @@ VARIABLES: dict[str, dict[str, str]] = {
         "LINES": "-1",
         "TERM": "dumb",
         "TZ": "Nowhere/Nothing",
-        "NUMBA_CACHE_DIR": "/nowhere",
+        "NUMBA_CACHE_DIR": "/proc/nowhere",
         "PYTHONDEVMODE": "1",
     },
     "relative-folders": {"XDG_CONFIG_HOME": "a", "XDG_STATE_HOME": "b", "XDG_CACHE_HOME": "c", "HOME": "d"},

@@ -34,6 +34,7 @@ BACKUP = (
     "list",
     "show",
     "cat",
+    "find",
     "verify",
     "restore raw",
     "restore txn",
@@ -96,6 +97,8 @@ ELSEWHERE = {
 MORE = {
     "raw delete-range": "--yes",
     "delete": "--yes",
+    "log end": "--yes",
+    "backup txn": "--allow-empty",
     "gc release": "--yes --watch 0s",
     "drill run": "--reports s3://backups/drills",
     "serve": "--listen 127.0.0.1:0",

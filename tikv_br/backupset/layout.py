@@ -25,6 +25,8 @@ RUN = f"{FOLDER}/run.json"
 """Description of the current run; absent once it is a backup or was discarded."""
 REMOVED = f"{FOLDER}/removed-backupmeta"
 """Copy of `META` in a backup that is being removed: names its files until they are gone."""
+EXPORT_RECORD = "_export.json"
+"""Name of the file in which an export describes its tables; named here, for modules that load no tables."""
 SST_FOLDER = "sst"
 DATA_FOLDERS = tuple(kind.value for kind in FileKind)
 _ENDINGS = {FileKind.SST: "_default.sst", FileKind.PARQUET: ".parquet"}

@@ -14,11 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tikv_br.backupset.layout import EXPORT_RECORD
 from tikv_br.bulk_load.inputs import PART_BYTES, FileInput, InputFile, InputPart, NeedsSpark, Rows, reading
 from tikv_br.bulk_load.text import open_csv, open_json
 from tikv_br.errors import StorageObjectMissing, UsageError
 from tikv_br.formats.parquet import bounded_batches
-from tikv_br.formats.tables import EXPORT_RECORD
 from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -137,12 +137,15 @@ def _options(flags: ReplayFlags) -> ReplayOptions:
     to, scratch = flags.target_flags, scratch_folder(flags.scratch_dir)
     target, source = to.target(), _source(flags.source)
     from tikv_br.cluster.config import ClusterConfig, TlsFiles
+
+    tls = TlsFiles(ca=to.sink_ca, cert=to.sink_cert, key=to.sink_key)
+    now = partial(shared.pd_time, ClusterConfig(target.pd, tls))
+    until_ts = parse_ts(flags.until, "--until", now) if flags.until else None
+    # After the checks of the flags, as these load NumPy.
     from tikv_br.incremental.kafka.replay import ReplayOptions
     from tikv_br.incremental.sinks.open import SinkOptions
     from tikv_br.incremental.sinks.writer import ReplicateOptions
 
-    tls = TlsFiles(ca=to.sink_ca, cert=to.sink_cert, key=to.sink_key)
-    now = partial(shared.pd_time, ClusterConfig(target.pd, tls))
     return ReplayOptions(
         source=source,
         target=target,
@@ -151,7 +154,7 @@ def _options(flags: ReplayFlags) -> ReplayOptions:
         patience=flags.kafka_patience,
         limits=_limits(flags.source),
         once=flags.once,
-        until_ts=parse_ts(flags.until, "--until", now) if flags.until else None,
+        until_ts=until_ts,
         sorter_bytes=flags.sorter_memory,
         sink=SinkOptions(
             tls=tls,

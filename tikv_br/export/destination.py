@@ -10,12 +10,11 @@ from tikv_br.backupset import layout
 from tikv_br.errors import StorageConflict, StorageError
 from tikv_br.export.task import ExportPart
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.formats.tables import EXPORT_RECORD
 from tikv_br.storage.base import ObjectStore
 
 SUCCESS = "_SUCCESS"
 """Written last, as Hadoop and Spark do: without it the export is not complete."""
-DESCRIPTION = EXPORT_RECORD
+DESCRIPTION = layout.EXPORT_RECORD
 """Object with the export's description. Spark and Arrow ignore objects whose name starts with ``_``."""
 _PART = re.compile(r"part-\d{5,}\.(parquet|csv|jsonl)")
 

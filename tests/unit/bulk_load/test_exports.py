@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tikv_br.backupset.layout import EXPORT_RECORD
 from tikv_br.bulk_load import local
 from tikv_br.bulk_load.files import open_files
 from tikv_br.formats import columns
-from tikv_br.formats.tables import EXPORT_RECORD, TableFormat, TableOptions, open_table
+from tikv_br.formats.tables import TableFormat, TableOptions, open_table
 from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.tasks.inputs import Input
 
