@@ -25,6 +25,7 @@ from tikv_br.archive.maintenance import status_of
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.ingest_announcer import Announcer
 from tikv_br.cluster.ingests import Ingest
+from tikv_br.cluster.marks import Mark, new_secret
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.errors import ClusterFollowed, ClusterUnfit
@@ -35,6 +36,7 @@ from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.options import Mode, Restamp, RestoreOptions
 from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
+from tikv_br.restore.resume import marks_of
 from tikv_br.restore.run import abort_restores, restore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -211,7 +213,9 @@ def test_an_abort_finishes_the_announcement_of_a_killed_restore(source: LiveClus
     source.cluster.pd.update_service_safe_point("tikv-br-sync-abort", 60, source.cluster.pd.tso())
     source.cluster.ingests.register_follower("tikv-br-sync-abort")
     span, place = source.raw().codec.rpc_range(), parse(f"local://{tmp_path}")
-    RestoreRecord(open_store(place), "0123456789abcdef").create_checkpoint(RestoreCheckpoint(0, (), 0))
+    secret = new_secret()
+    marks_of(source.cluster).save("0123456789abcdef", Mark(secret, ()))
+    RestoreRecord(open_store(place), "0123456789abcdef").create_checkpoint(RestoreCheckpoint(0, (), 0, secret=secret))
     killed = Announcer.start(source.cluster, "restore raw", "0123456789abcdef", [span])
     killed.begin(source.cluster.pd.tso())
     end_of_lease = threading.Timer(1.0, killed.close)

@@ -60,6 +60,7 @@ CALLS: dict[CommandPath, str] = {
     ("show",): "-s {sound}",
     ("show", "--log"): "{log} -s {sound}",
     ("cat",): "-s {sound} row007",
+    ("find",): "row007 -s {folder}",
     ("pin",): "-s {folder} {id}",
     ("unpin",): "-s {folder} {id}",
     ("delete",): "{new} --yes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import tarfile
@@ -216,6 +217,7 @@ PROOFS: dict[CommandPath, Proof] = {
         and all(int(name.split("-")[1], 16) > int(world.names["middle"]) for name in segments(world))
     ),
     ("log", "end"): stopped,
+    ("find",): lambda _, ended: hashlib.sha256(ROWS[b"row007"]).hexdigest() in ended.out,
     ("cat",): lambda _, ended: bytes.fromhex(ended.last["value"]) == ROWS[b"row007"],
     ("pin",): lambda world, _: Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
     ("unpin",): lambda world, _: not Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),

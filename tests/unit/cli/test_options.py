@@ -235,12 +235,12 @@ FILLED = {
         (
             RawRestoreFlags,
             RestoreOptions,
-            {"cluster", "command", "key_mode"},
+            {"cluster", "command", "key_mode", "by_name"},
         ),
         (
             TxnRestoreFlags,
             RestoreOptions,
-            {"cluster", "command", "key_mode", "mode", "restamp", "allow_followers"},
+            {"cluster", "command", "key_mode", "by_name", "mode", "restamp", "allow_followers"},
         ),
         (VerifyFlags, VerifyOptions, {"cluster"}),
         (DiffFlags, DiffOptions, {"a", "b", "span"}),
