@@ -130,14 +130,14 @@ def protect_from_gc(context: IncrementContext) -> None:
     """Register a service safe point at the base's backup-ts: until the copy has ended, GC must not remove what came after."""
     since_ts, cluster, options = context.lineage.since_ts, context.cluster, context.options
     if context.manifest is not None:  # only the hand-over is left
-        context.keeper = safe_point_keeper(cluster, context.first_run, context.backup_ts, options.gc_ttl)
+        context.keeper = safe_point_keeper(cluster, context.safe_point_name, context.backup_ts, options.gc_ttl)
         return
     if context.backup_ts <= since_ts:
         raise UsageError(
             "nothing to back up yet: the new backup-ts would be before that of --base",
             hint="Wait a minute (--safe-interval), then run the same command again.",
         )
-    context.keeper = safe_point_keeper(cluster, context.first_run, since_ts, options.gc_ttl)
+    context.keeper = safe_point_keeper(cluster, context.safe_point_name, since_ts, options.gc_ttl)
     try:
         context.keeper.start()
     except SafePointError as error:
@@ -172,7 +172,7 @@ def check_ingests(context: IncrementContext) -> None:
 
 def copy_changes(context: IncrementContext) -> None:
     """Copy the changes of all intervals of the plan. Raises the first error of a task."""
-    job = ChangesJob(context.first_run, context.options, context.lineage.since_ts, context.backup_ts)
+    job = ChangesJob(context.safe_point_name, context.options, context.lineage.since_ts, context.backup_ts)
     steps.run_backup_tasks(context, context.plan, partial(run_changes_task, job))
 
 

@@ -20,8 +20,7 @@ from tikv_br.backupset.lease_record import LeaseOwner
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import EtcdConfig
 from tikv_br.cluster.pd_http import gc_status
-from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper, choose_backup_ts
-from tikv_br.cluster.safepoint import service_id as backup_service_id
+from tikv_br.cluster.safepoint import BACKUP_SERVICES, SafePointApi, SafePointKeeper, choose_backup_ts
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
 from tikv_br.cluster.versions import FEED
 from tikv_br.errors import ClusterUnfit, SafePointError, SyncRunning, UsageError
@@ -50,7 +49,7 @@ CHANGEFEED_STATE = "a changefeed of captures"
 """Name of the place of state of all changefeeds, which is the etcd of their captures."""
 SHORT_WINDOW = 2 * CACHE_SECONDS
 """Scan window at the start of a log, in seconds, that is not worth a warning."""
-BACKUP_SERVICES = (backup_service_id(""), "br-")
+BACKUP_PREFIXES = (BACKUP_SERVICES, "br-")
 """Prefixes of the safe points that backups hold at backup-ts - 1: those of tikv-br and of the Go TiKV-BR."""
 
 
@@ -269,7 +268,7 @@ def _lower_by_cache_age(ts: int, cluster: Cluster) -> int:
     if passed <= lowered - 1:
         cluster.flush_timestamps()
         return lowered
-    backups = [each for each in gc.services if each.service.startswith(BACKUP_SERVICES) and each.expires > now]
+    backups = [each for each in gc.services if each.service.startswith(BACKUP_PREFIXES) and each.expires > now]
     if any(each.safe_point == ts - 1 for each in backups):
         return ts
     raise SafePointError(

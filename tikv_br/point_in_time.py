@@ -18,7 +18,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
 from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.run import BackupReport, abort_backup, remove_temporary
+from tikv_br.dataflow.run import BackupReport, abort_backup, open_temporary, remove_temporary
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions
@@ -116,7 +116,7 @@ def restore_to_point(
         remove_temporary(store)  # of a run that ended before it changed the target; the log may have grown since
         merged = False
     if merged:
-        ts = BackupSet.open(store).backup_ts
+        ts = open_temporary(store).backup_ts
         reporter(Notice(f"resuming: {work} already has the merged rows of {timestamps.show_ts(ts)}"))
     else:
         with Cluster.connect(wanted.cluster) as target:  # before a merge that may take hours

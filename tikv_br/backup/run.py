@@ -119,7 +119,9 @@ def protect_from_gc(context: BackupContext) -> None:
     """Register a service safe point at backup-ts - 1, if there is one. The run is recorded before: a resuming run finds its name there."""
     if not context.backup_ts:
         return
-    context.keeper = safe_point_keeper(context.cluster, context.first_run, context.backup_ts, context.options.gc_ttl)
+    context.keeper = safe_point_keeper(
+        context.cluster, context.safe_point_name, context.backup_ts, context.options.gc_ttl
+    )
     if context.manifest is not None:
         return
     try:

@@ -43,7 +43,8 @@ class BackupWriter:
         Raises `CoverageError`, `BackupDamaged` for a missing or truncated file, `BackupPathInUse` if another run has
         committed. May be repeated after an error. Cleans up at the end.
         """
-        listed = {info.name: (info.size, info.etag) for info in self._store.list() if layout.is_data(info.name)}
+        found = {info.name: info for info in self._store.list()}
+        listed = {name: (found[name].size, found[name].etag) for name in layout.own(found) if layout.is_data(name)}
         done = _Work(MetaEncoder(meta_content(description, ())), listed)
         for entry in entries:
             done.add(entry)
@@ -89,9 +90,9 @@ class BackupWriter:
 
     def remove_files_except(self, wanted: Collection[str]) -> None:
         """Remove the data files of failed attempts and abandoned tasks."""
-        for info in list(self._store.list()):
-            if layout.is_data(info.name) and info.name not in wanted:
-                self._store.delete(info.name)
+        for name in layout.own(info.name for info in self._store.list()):
+            if layout.is_data(name) and name not in wanted:
+                self._store.delete(name)
 
     def discard(self, check: Callable[[], None] = lambda: None) -> int:
         """Remove all objects of unfinished runs, the lock last; returns their number.
@@ -106,7 +107,7 @@ class BackupWriter:
             )
         if run_record.path_state(self._store) is run_record.PathState.FREE:
             return 0
-        names = [info.name for info in self._store.list()]
+        names = layout.own(info.name for info in self._store.list())
         gone = [name for name in names if layout.is_data(name) or layout.is_record(name)]
         # If interrupted, it leaves a run that has done less and can be resumed.
         for name in sorted(gone, key=lambda name: (name == layout.RUN, not name.startswith(layout.LEDGER))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 from tikv_br.backupset.files import FileKind
 from tikv_br.formats.keys.ranges import KeyRange
@@ -46,6 +47,19 @@ def is_record(name: str) -> bool:
 def is_part(name: str) -> bool:
     """Return whether an object is a part of some backup, so that its path is in use. A lease is not."""
     return is_record(name) or (not name.startswith(f"{FOLDER}/") and FileKind.of(name) is not None)
+
+
+def own(names: Iterable[str]) -> list[str]:
+    """Those of the names at a path that lie in no other backup, complete or not, in a folder below it."""
+    listed = list(names)
+    others = tuple(
+        {
+            f"{folder}/"
+            for folder, mark, file in (name.rpartition("/") for name in listed)
+            if folder and mark and file in {META, LOCK}
+        }
+    )
+    return [name for name in listed if not name.startswith(others)]
 
 
 def interval_id(interval: KeyRange) -> str:

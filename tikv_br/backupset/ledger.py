@@ -185,6 +185,6 @@ def without_overlaps(entries: Iterable[R]) -> list[R]:
 def remove_entries(store: ObjectStore, but: Iterable[LedgerEntry | FinishedTask] = ()) -> None:
     """Delete the ledger, or all of it ``but`` some entries. Idempotent."""
     kept = {layout.ledger_name(entry.interval, entry.attempt) for entry in but}
-    for info in list(store.list(layout.LEDGER)):
-        if info.name not in kept:
-            store.delete(info.name)
+    for name in layout.own(info.name for info in store.list(layout.LEDGER)):
+        if name not in kept:
+            store.delete(name)

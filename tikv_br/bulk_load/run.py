@@ -13,19 +13,22 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tikv_br.backupset import layout
+from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.bulk_load.partition import EXAMPLES
 from tikv_br.bulk_load.put import PutContext, put_steps
 from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.run import abort_backup, remove_temporary, run_backup
-from tikv_br.errors import StorageError, TikvBrError
+from tikv_br.dataflow.run import abort_backup, open_temporary, remove_temporary, run_backup
+from tikv_br.errors import BackupPathInUse, StorageError, TikvBrError
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import gaps
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import DEFAULT_CONCURRENCY, Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.resume_options import MAY_CHANGE, compared_as
-from tikv_br.storage.base import exists
+from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorChoice, ExecutorOptions
@@ -134,6 +137,7 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
         remove_temporary(store)
     context, timings = None, dict[str, float]()
     if exists(store, layout.META):
+        _check_staged(options, store)
         reporter(Notice(f"resuming: {work} already has the rows"))
     else:
         if not exists(store, layout.RUN):
@@ -161,6 +165,18 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
     if not options.keep_staging:
         remove_temporary(store)
     return _summary(options, began, context, timings, done)
+
+
+def _check_staged(options: BulkLoadOptions, store: ObjectStore) -> None:
+    """Raise `BackupPathInUse` if what is staged is no staging, or has rows of other keyspaces than the one of the load."""
+    found = open_temporary(store)
+    with Cluster.connect(options.cluster) as cluster:
+        codec = keyspace_codec(cluster.api_version, cluster.pd.keyspace_id(options.stage.keyspace), "--keyspace")
+    if outside := next((each for each in found.ranges if gaps(each, [codec.rpc_range()])), None):
+        raise BackupPathInUse(
+            f"what is staged at {store.location} is not of this load: it has rows of {outside}",
+            hint="Pass --no-resume to remove it and to start over, or another --staging.",
+        )
 
 
 def _stage(options: BulkLoadOptions, reporter: Reporter) -> tuple[StageContext, dict[str, float]]:

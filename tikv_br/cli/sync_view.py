@@ -17,6 +17,7 @@ from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
 from tikv_br.cli.status_flags import StatusFlags
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import OutputClosed
+from tikv_br.redaction import visible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,12 +153,12 @@ def draw(found: Sequence[NamedStatus], max_lag: float, width: int | None = None)
     for each in found:
         problem = each.problem(max_lag)
         if problem:
-            problems.append(Text(f"{each.name}: {problem}", style="bold red"))
+            problems.append(Text(visible(f"{each.name}: {problem}"), style="bold red"))
         if each.status is not None:
             more = [line for line in current_problems(each.status) if line not in problem]
-            problems += [Text(f"{each.name}: {line}", style="yellow") for line in more]
+            problems += [Text(visible(f"{each.name}: {line}"), style="yellow") for line in more]
     idle = ("",) * (len(COLUMNS) - 1)
-    rows = [(each.name, *(_cells(each.status) if each.status is not None else idle)) for each in found]
+    rows = [(visible(each.name), *(_cells(each.status) if each.status is not None else idle)) for each in found]
     return Group(Text(table.table(COLUMNS, rows, width, drop=DROP)), *problems)
 
 

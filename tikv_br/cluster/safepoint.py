@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tikv_br.errors import SafePointError, TikvBrError, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster
+    from tikv_br.storage.url import StorageLocation
 
 log = logging.getLogger(__name__)
 
@@ -233,12 +235,12 @@ def choose_backup_ts(cluster: Cluster, safe_interval: float) -> int:
     return max(backup_ts, min(kept_until(cluster), now))
 
 
-def safe_point_keeper(cluster: Cluster, run_id: str, backup_ts: int, gc_ttl: int) -> SafePointKeeper:
+def safe_point_keeper(cluster: Cluster, name: str, backup_ts: int, gc_ttl: int) -> SafePointKeeper:
     """A keeper, not yet started, of all that is newer than the versions that ``backup_ts`` sees."""
     ttl = max(gc_ttl, MIN_TTL)
     return SafePointKeeper(
         cluster.pd,
-        service_id(run_id),
+        name,
         backup_ts - 1,
         ttl,
         renew_every=RENEW_SECONDS,
@@ -247,6 +249,13 @@ def safe_point_keeper(cluster: Cluster, run_id: str, backup_ts: int, gc_ttl: int
     )
 
 
-def service_id(run_id: str) -> str:
-    """The name under which PD holds the safe point of a run."""
-    return f"tikv-br-backup-{run_id}"
+BACKUP_SERVICES = "tikv-br-backup-"
+"""What names of the safe points of backups begin with."""
+
+
+def service_id(run_id: str, storage: StorageLocation) -> str:
+    """The name under which PD holds the safe point of the run of a backup at a place.
+
+    It has the place, so that an id in a record there can name no safe point of a backup elsewhere.
+    """
+    return f"{BACKUP_SERVICES}{run_id}-{hashlib.sha256(storage.redacted().encode()).hexdigest()[:8]}"

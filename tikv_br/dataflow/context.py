@@ -12,7 +12,7 @@ from tikv_br.backupset.ledger import FinishedTask
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.backupset.run_record import PathState
 from tikv_br.cluster.cluster import Cluster, ClusterPool
-from tikv_br.cluster.safepoint import SafePointKeeper
+from tikv_br.cluster.safepoint import SafePointKeeper, service_id
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.engine import Engine
@@ -90,8 +90,13 @@ class BackupContext:
 
     @property
     def first_run(self) -> str:
-        """Id of the run that started the backup; its service safe point is named after it."""
+        """Id of the run that started the backup."""
         return self.resumed_run or self.run_id
+
+    @property
+    def safe_point_name(self) -> str:
+        """Name of the service safe point in PD, the same for each run of the backup."""
+        return service_id(self.first_run, self.options.storage)
 
     @property
     def has_earlier_work(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from tikv_br.backupset import layout, lease, run_record
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.backupset.coverage import keyspaces_in
 from tikv_br.cancellation import clean_up
@@ -17,7 +18,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.safepoint import service_id
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.plan import Interval
-from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch, LeaseLost, TikvBrError
+from tikv_br.errors import BackupDamaged, BackupPathInUse, BackupSetError, CrypterMismatch, LeaseLost, TikvBrError
 from tikv_br.steps import Step, run_steps
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
@@ -185,18 +186,38 @@ def abort_backup(location: StorageLocation, cluster: ClusterConfig | None, lock_
         lock_lease.confirm()
         if unfinished is not None and cluster is not None and not exists(store, layout.META):
             with Cluster.connect(cluster) as live:  # before its name is removed with the record
-                safepoint.release(live.pd, service_id(unfinished.run_id))
+                safepoint.release(live.pd, service_id(unfinished.run_id, location))
         removed = BackupWriter(store).discard(lock_lease.check)
     return AbortSummary(
         unfinished.run_id if unfinished else "", removed, unfinished is not None and cluster is not None
     )
 
 
+TEMPORARY_ENGINES = frozenset({"load", "merge"})
+"""Engines of the backups that operations make for themselves, and remove."""
+
+
+def open_temporary(store: ObjectStore) -> BackupSet:
+    """Open a temporary backup. Raises `BackupPathInUse` if another kind of backup is there, and as `BackupSet.open`."""
+    found = BackupSet.open(store)
+    if found.manifest is None or found.manifest.description.engine not in TEMPORARY_ENGINES:
+        raise BackupPathInUse(
+            f"{store.location} holds a backup, which is no temporary one: it is neither used nor removed",
+            hint="Move it elsewhere, or pass another folder for temporary files.",
+        )
+    return found
+
+
 def remove_temporary(store: ObjectStore) -> None:
-    """Remove a temporary backup. Its description goes first and its lock last: what an interruption leaves is an unfinished backup."""
+    """Remove a temporary backup, and nothing else at its path. Raises as `open_temporary`.
+
+    Its description goes first and its lock last: what an interruption leaves is an unfinished backup.
+    """
+    if exists(store, layout.META):
+        open_temporary(store)
     store.delete(layout.META)
-    for info in list(store.list()):
-        if info.name != layout.LOCK:
-            store.delete(info.name)
+    for name in layout.own(info.name for info in store.list()):
+        if name != layout.LOCK and (layout.is_data(name) or name.startswith(f"{layout.FOLDER}/")):
+            store.delete(name)
     store.delete(layout.LOCK)
     store.sweep("", deep=True)

@@ -56,14 +56,14 @@ def test_backup_ts_is_protected_from_before_the_scan_until_after_the_end(v2: Liv
     wanted = options(v2, safe_interval=90)
     summary = backup(wanted, when(StepStarted, "copy", lambda: during.append(v2.safe_points()))).summary
     after = v2.cluster.pd.tso()
-    held = {service_id(summary.run_id): summary.backup_ts - 1}
+    held = {service_id(summary.run_id, wanted.storage): summary.backup_ts - 1}
     assert during == [held]
     assert v2.safe_points() == held
     assert physical_ms(before) - 90_000 <= physical_ms(summary.backup_ts) <= physical_ms(after) - 90_000
     kept = BackupSet.open(open_store(wanted.storage))
     assert kept.backup_ts == summary.backup_ts
     assert {(file.min_ts, file.max_ts) for file in kept.files} == {(summary.backup_ts, summary.backup_ts)}
-    v2.cluster.pd.update_service_safe_point(service_id(summary.run_id), 0, 0)
+    v2.cluster.pd.update_service_safe_point(service_id(summary.run_id, wanted.storage), 0, 0)
 
 
 def test_an_interruption_after_the_commit_promises_no_resume(v2: LiveCluster, options: Options) -> None:

@@ -21,7 +21,7 @@ from tikv_br.backupset import layout, run_record
 from tikv_br.bulk_load import run, stage
 from tikv_br.bulk_load.run import BulkLoadOptions, BulkLoadSummary, bulk_load
 from tikv_br.bulk_load.stage import StageOptions
-from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed, Terminated, UsageError
+from tikv_br.errors import BackupPathInUse, ChecksumMismatch, TargetNotEmpty, TaskFailed, Terminated, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.progress_events import Notice
@@ -447,6 +447,26 @@ def test_the_same_load_again_changes_nothing(
     target.raw().put(b"user-0500x", b"of another client")
     with pytest.raises(TargetNotEmpty):
         bulk_load(wanted)
+
+
+@pytest.mark.parametrize("running", [ApiVersion.V2], indirect=True)
+@pytest.mark.parametrize("executor", ["driver"], indirect=True)
+def test_staging_of_other_keyspaces_is_not_loaded(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """What somebody has put in place of the staging may change the rows of the keyspace of the load, no others."""
+    path = write_parquet(tmp_path)
+    first, second = (options(path, keyspace=str(each), keep_staging=True) for each in (KEYSPACE, KEYSPACE + 1))
+    for raw in (target.raw(KEYSPACE), target.raw(KEYSPACE + 1)):
+        raw.delete_range(EVERY_KEY)
+    bulk_load(first)
+    target.raw(KEYSPACE).delete_range(EVERY_KEY)
+    Path(first.location.path).rename(second.location.path)
+    with pytest.raises(BackupPathInUse, match="not of this load"):
+        bulk_load(second)
+    assert contents(target, KEYSPACE) == contents(target, KEYSPACE + 1) == {}
+    bulk_load(replace(second, resume=False))
+    assert contents(target, KEYSPACE + 1) == EXPECTED
 
 
 def test_unfinished_staging_is_redone(

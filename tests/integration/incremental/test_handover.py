@@ -72,7 +72,7 @@ def test_at_every_instant_some_safe_point_holds_backup_ts(v2: LiveCluster, tmp_p
         ts = resolve(FromBackup(StorageLocation("local", str(tmp_path / "b"))), v2.cluster, keyspace(v2))
         assert ts == done.backup_ts > 0
         keeper = protect(v2.cluster.pd, "one", ts)
-        release(v2.cluster.pd, safepoint.service_id(done.run_id))
+        release(v2.cluster.pd, safepoint.service_id(done.run_id, StorageLocation("local", str(tmp_path / "b"))))
         looks = len(seen)
         eventually(lambda: len(seen) > looks + 1, 60)  # the second of them has begun since
     finally:
@@ -137,7 +137,7 @@ def test_a_backup_ts_is_started_exactly_when_gc_has_passed_what_is_lower(tmp_pat
         ts, later = minus_seconds(live.cluster.pd.tso(), 60), minus_seconds(live.cluster.pd.tso(), 58)
         whole = keyspace(live)
         assert resolve(FromTs(ts), live.cluster, whole) == minus_seconds(ts, 5)
-        for name in (safepoint.service_id("1"), "br-0b1c"):
+        for name in (f"{safepoint.BACKUP_SERVICES}1", "br-0b1c"):
             live.cluster.pd.update_service_safe_point(name, 600, ts - 1)
             live.cluster.pd.update_service_safe_point("gc_worker", (1 << 63) - 1, ts - 1)
             assert resolve(FromTs(ts), live.cluster, whole) == ts

@@ -47,6 +47,20 @@ class Watched:
             assert self.looks.acquire(timeout=60)
 
 
+def test_a_terminal_obeys_no_name_and_no_error() -> None:
+    """Names come from etcd, errors from servers."""
+    evil = "\x1b]0;title\x07\u202e\n"
+    console = Console(file=io.StringIO(), width=200)
+    named = [
+        NamedStatus(f"a{evil}", status(last_error=f"x{evil}", sink_failing_seconds=99.0)),
+        NamedStatus(evil, None, error=evil),
+    ]
+    console.print(draw(named, 1.0, 200))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    assert shown.count("\\x1b") >= 4
+
+
 def test_json_lines_hold_every_figure_and_no_secret() -> None:
     """Each while there is a line for every sync, as documented."""
     stream, watched = io.StringIO(), Watched()

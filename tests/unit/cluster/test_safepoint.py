@@ -14,6 +14,7 @@ from tikv_br.cluster import safepoint
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.safepoint import SafePointKeeper, protect, release, safe_point_keeper
 from tikv_br.errors import ClusterUnreachable, SafePointError, TikvBrError, UsageError
+from tikv_br.storage.url import parse
 
 
 def wait_until_lost(keeper: SafePointKeeper) -> None:
@@ -194,3 +195,11 @@ def test_a_keeper_advances_but_never_back() -> None:
     keeper.advance(200)
     keeper.advance(150)
     assert keeper.safe_point == 200
+
+
+def test_the_name_of_a_backups_safe_point_has_its_place() -> None:
+    """A run record elsewhere with the id of a run, or with the whole name of its safe point, names another one."""
+    name = safepoint.service_id("20260502-9f3a1c", parse("s3://bucket/monday"))
+    for forged in ("20260502-9f3a1c", name, name.removeprefix(safepoint.BACKUP_SERVICES)):
+        assert safepoint.service_id(forged, parse("s3://bucket/forged")) != name
+    assert name == safepoint.service_id("20260502-9f3a1c", parse("s3://bucket/monday/"))

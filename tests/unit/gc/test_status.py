@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tikv_br.cluster.pd_http import GcBarrier, GcStatus, ServiceSafePoint
-from tikv_br.cluster.safepoint import service_id as backup_service
+from tikv_br.cluster.safepoint import BACKUP_SERVICES
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import UsageError
 from tikv_br.gc.metrics import WorkerFigures, write_metrics
@@ -38,7 +38,7 @@ def made(*services: ServiceSafePoint, gc: int = 0, worker: int = 0) -> GcReport:
 @pytest.mark.parametrize(
     ("name", "kind", "within"),
     [
-        (backup_service("20260101-abc"), OwnerKind.BACKUP, "20260101-abc"),
+        (f"{BACKUP_SERVICES}20260101-abc-0a1b2c3d", OwnerKind.BACKUP, "20260101-abc-0a1b2c3d"),
         (sync_service("east-1"), OwnerKind.SYNC, "east-1"),
         ("tikv-br-drill-7", OwnerKind.DRILL, "7"),
         ("br-5f0b", OwnerKind.GO_BR, "5f0b"),

@@ -96,4 +96,4 @@ def test_lost_lease_leaves_the_safe_point_to_who_has_the_path(
         backup(wanted, when(StepStarted, "copy", take_it_away))
     begun = run_record.read_run(open_store(wanted.storage))
     assert begun is not None
-    assert v2.safe_points() == {service_id(begun.run_id): begun.description.backup_ts - 1}
+    assert v2.safe_points() == {service_id(begun.run_id, wanted.storage): begun.description.backup_ts - 1}

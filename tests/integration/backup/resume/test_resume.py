@@ -27,6 +27,7 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset import lease, run_record
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.backupset.sealed import write_record
 from tikv_br.cluster.safepoint import service_id
 from tikv_br.dataflow.run import abort_backup
 from tikv_br.errors import BackupPathInUse, CrypterMismatch, LeaseHeld, RequestRefused, ResumeRefused, StorageFull
@@ -51,7 +52,7 @@ def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Optio
     begun = run_record.read_run(store)
     assert begun is not None
     assert 0 < len(done) < len(whole)
-    assert v2.safe_points() == {service_id(begun.run_id): begun.description.backup_ts - 1}
+    assert v2.safe_points() == {service_id(begun.run_id, wanted.storage): begun.description.backup_ts - 1}
     assert "tikv-br/lease" not in files_at(wanted)
     plan = backup(replace(wanted, dry_run=True)).plan
     assert (plan[0].span.start, plan[-1].span.end) == (done[-1].end, whole[-1].span.end)
@@ -65,7 +66,7 @@ def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Optio
     names = {file.name for file in BackupSet.open(store).files}
     assert names >= {file.name for entry in done for file in entry.files}
     is_whole(wanted, summary, v2, tmp_path)
-    assert v2.safe_points() == {service_id(begun.run_id): begun.description.backup_ts - 1}
+    assert v2.safe_points() == {service_id(begun.run_id, wanted.storage): begun.description.backup_ts - 1}
 
 
 def test_failed_run_is_gone_on_with_on_s3(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
@@ -223,6 +224,29 @@ def test_abort_removes_an_unfinished_run_and_never_a_backup(v2: LiveCluster, opt
     assert files_at(wanted) == before
 
 
+def test_forged_run_record_names_the_safe_point_of_another_backup(
+    v2: LiveCluster, options: Options, tmp_path: Path
+) -> None:
+    """Neither `abort` nor a resumed run at the path of the record releases or moves it."""
+    wanted = options(v2, concurrency=1)
+    fail_half_way(v2, wanted)
+    held = v2.safe_points()
+    theirs = run_record.read_run(open_store(wanted.storage))
+    forged = replace(wanted, storage=StorageLocation("local", str(tmp_path / "forged")))
+    store = open_store(forged.storage)
+    for ours in ("abort", "resume"):
+        fail_half_way(v2, forged)
+        mine = run_record.read_run(store)
+        assert mine is not None
+        assert theirs is not None
+        write_record(store, "tikv-br/run.json", replace(mine, run_id=theirs.run_id))
+        if ours == "abort":
+            abort_backup(forged.storage, v2.config)
+        else:
+            backup(replace(forged, gc_ttl=0))
+        assert v2.safe_points().items() >= held.items()
+
+
 def test_file_that_a_store_finished_late(v2: LiveCluster, options: Options) -> None:
     """The next run removes it with a notice; so does `abort`."""
     wanted = options(v2, engine="store", ranges=(KeyRange(b"", b"row00100"),), gc_ttl=0)
@@ -259,7 +283,7 @@ def test_backup_that_was_not_tidied_up_is(v2: LiveCluster, options: Options, tmp
     summary = backup(wanted).summary
     assert (summary.total_kvs, summary.resumed_ranges) == (ROWS, 0)
     assert summary.ranges > 1
-    assert v2.safe_points() == {service_id(summary.resumed_run): summary.backup_ts - 1}
+    assert v2.safe_points() == {service_id(summary.resumed_run, wanted.storage): summary.backup_ts - 1}
     is_whole(wanted, summary, v2, tmp_path)
     with pytest.raises(BackupPathInUse, match="already holds a backup"):
         backup(wanted)
