@@ -85,7 +85,9 @@ def synced(source: Cluster, target: Cluster, dataset: Dataset) -> Took:
         with replicating(source, replay_feed.START_TS, _Ending(sink, dataset.rows, stop), stop) as replicator:
             replicator.run()
 
-    with contextlib.closing(TikvSink(RawClient(target.router, replay_feed.CODEC, target.cluster_id))) as sink:
+    with contextlib.closing(
+        TikvSink(RawClient(target.router, replay_feed.CODEC, target.cluster_id, now=target.clock.now))
+    ) as sink:
         return _timed(run)
 
 

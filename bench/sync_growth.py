@@ -107,7 +107,7 @@ def step_at(target: Cluster, share: float, ceiling: float, seconds: float) -> St
     lap = Dataset(max(int(rate / 4) // least, 1) * least, VALUE_SIZE)
     """A quarter of a second: no row comes twice between two resolved timestamps."""
     with paced(lap, REGIONS, rate) as address, Cluster.connect(ClusterConfig(pd=(address,))) as source:
-        raw = RawClient(target.router, replay_feed.CODEC, target.cluster_id)
+        raw = RawClient(target.router, replay_feed.CODEC, target.cluster_id, now=target.clock.now)
         with contextlib.closing(_Watched(TikvSink(raw))) as sink, one_core():
             _run(source, sink, WARM_UP + seconds)
     return sink.step(share, rate)

@@ -498,6 +498,13 @@ def test_load(target: LiveCluster, places: dict[str, str], tmp_path: Path) -> No
             page.run(command)
             assert contents(target) == ROWS
             clear(target)
+        rows = tmp_path / "rows"
+        target.raw().batch_put(ROWS)
+        page.call("export", "raw", "--pd", target.pd, "--storage", str(rows), "--format", "csv", "--assume-no-ttl")
+        clear(target)
+        page.places["/lake/rows"] = str(rows)
+        page.run("load raw")
+        assert contents(target) == ROWS
 
 
 def test_kafka(source: LiveCluster, target: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
@@ -526,6 +533,7 @@ def test_playground_and_captures(source: LiveCluster, target: LiveCluster, etcd:
     with Page("README", tmp_path, **{"/tmp/try": str(tmp_path / "try"), "12379": "0"}) as page:
         page.places["127.0.0.1:12379"] = page.run("playground start").last["pd"]
         page.places["/tmp/try-backup"] = str(tmp_path / "try-backup")
+        page.run("raw put")
         page.run("backup raw")
         page.run("verify")
         page.call("playground", "stop", "--dir", str(tmp_path / "try"))

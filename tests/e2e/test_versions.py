@@ -376,9 +376,11 @@ def test_a_target_that_executes_late_requests_is_a_notice(tmp_path: Path, api_ve
         assert done.stderr.count("TiKV 6.2.0 lacks the deadline of raw writes, which needs 6.3.0") == 1
 
 
-def test_check_reports_versions_as_its_guide_shows(tmp_path: Path) -> None:
+def test_check_reports_versions_as_the_docs_show(tmp_path: Path) -> None:
     """The lines of the probe for three versions, without their line breaks."""
-    shown = re.search(r"^```\n(version .*?)^```", (ROOT / "docs/check.md").read_text(), re.MULTILINE | re.DOTALL)
+    shown = re.search(
+        r"^```\n(version .*?)^```", (ROOT / "docs/playground-failpoints.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert shown
     found = []
     for version, code in (("6.1", 61), ("6.5.3", 0), ("8.5", 0)):

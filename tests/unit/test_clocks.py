@@ -35,7 +35,7 @@ REASONS = {
     "cli/log.py": (3, "the times of log lines, which logging has taken"),
     "cli/show_cmd.py": (1, "`cat` prints a value in any case; it says by whose clock the value has expired"),
     "cli/shared.py": (1, STAMP),
-    "cluster/clock.py": (5, "compares this machine's clock with PD's"),
+    "cluster/clock.py": (6, "compares this machine's clock with PD's"),
     "cluster/timestamps.py": (2, "one: " + TEXT + "; one: an age on the command line of a command that knows no PD"),
     "dataflow/context.py": (1, STAMP),
     "drill/backups.py": (1, "the end of a drill's writes if the source has no timestamps; the report names the clock"),

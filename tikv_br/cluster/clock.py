@@ -75,6 +75,10 @@ def no_clock() -> int:
     raise ValueError("a row expires, and no clock of a cluster was passed")
 
 
+SHOWN_SECONDS = 1.0
+"""Longest wait of a status for the first measurement."""
+
+
 class ClusterClock:
     """PD's clock, by which rows expire. Thread-safe.
 
@@ -99,16 +103,27 @@ class ClusterClock:
         return seconds_now(self.ahead)
 
     def shown(self) -> float:
-        """PD's time for a status, in seconds since the epoch; raises as `ahead`. Does not wait for another thread that measures."""
-        known = self._ahead
-        if known is None:
-            known = self.ahead
-        elif self._lock.acquire(blocking=False):
-            try:
-                known = self._measure()
-            finally:
-                self._lock.release()
-        return time.time() - known
+        """PD's time for a status, in seconds since the epoch; this machine's for as long as PD has never answered.
+
+        A status must not wait for a PD that is away: a thread measures, and only the first measurement is waited for, for a second.
+        """
+        if self._is_outdated() and self._lock.acquire(blocking=False):
+            measuring = threading.Thread(target=self._measure_and_release, name="clock", daemon=True)
+            measuring.start()
+            if self._ahead is None:
+                measuring.join(SHOWN_SECONDS)
+        return time.time() - (self._ahead or 0.0)
+
+    def _measure_and_release(self) -> None:
+        try:
+            with contextlib.suppress(ClusterError):
+                self._measure()
+        finally:
+            self._lock.release()
+
+    def _is_outdated(self) -> bool:
+        moved = time.time() - time.monotonic() - self._set_at
+        return self._ahead is None or abs(moved) > SET_SECONDS or time.monotonic() - self._measured > MEASURED_SECONDS
 
     def _measure(self) -> float:
         now, set_at, known = time.monotonic(), time.time() - time.monotonic(), self._ahead
