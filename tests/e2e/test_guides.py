@@ -500,7 +500,7 @@ def test_load(target: LiveCluster, places: dict[str, str], tmp_path: Path) -> No
             clear(target)
         rows = tmp_path / "rows"
         target.raw().batch_put(ROWS)
-        page.call("export", "raw", "--pd", target.pd, "--storage", str(rows), "--format", "csv", "--assume-no-ttl")
+        page.call("export", "raw", "--pd", target.pd, "--storage", str(rows), "--format", "csv")
         clear(target)
         page.places["/lake/rows"] = str(rows)
         page.run("load raw")

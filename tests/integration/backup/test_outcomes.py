@@ -100,6 +100,7 @@ def test_writes_after_backup_ts_was_chosen_get_a_larger_ts(v2: LiveCluster, opti
 def test_gc_that_has_passed_is_refused(options: Options, tmp_path: Path) -> None:
     """The backup does not start if versions that a tail would need are gone."""
     with live_cluster(tmp_path / "cluster", V2, stores=1) as live:
+        live.raw().put(b"key", b"value")
         live.cluster.pd.update_service_safe_point("gc_worker", 2**63 - 1, live.cluster.pd.tso())
         wanted = options(live, safe_interval=60)
         with pytest.raises(SafePointError, match="passed"):

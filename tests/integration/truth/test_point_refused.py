@@ -22,7 +22,7 @@ TIMES: dict[CommandPath, str] = {
 }
 """Commands that take a time, and the flag."""
 READERS: tuple[CommandPath, ...] = (*TIMES, ("show", "--log"))
-NO_TIMES = ("yesterday", "2026-11-22", "2026-11-22T14:61:00", "-1", "1e30", "18446744073709551616", "")
+NO_TIMES = ("the other day", "2026-11-22", "2026-11-22T14:61:00", "-1", "1e30", "18446744073709551616", "")
 
 
 def refused(world: World, command: CommandPath, code: int, words: str, *more: str, **instead: str) -> None:
