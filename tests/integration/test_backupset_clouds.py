@@ -128,7 +128,7 @@ def test_one_of_many_gets_the_lease(request: pytest.FixtureRequest, location: St
             taken = [held for held in pool.map(begin, range(6)) if held is not None]
         assert len(taken) == 1
         taken[0].release()
-        dead = Lease("0" * 16, LeaseOwner("elsewhere", "another machine", 1, 1), "", "backup", 1)
+        dead = Lease("0" * 16, dataclasses.replace(LeaseOwner.this_process(), started=1), "", "backup", 1)
         open_store(location).put(layout.lease_name(1), records.dump(dead))
 
 

@@ -53,13 +53,13 @@ def test_copy_gives_commands_without_prompt_and_output(site: Path) -> None:
 
 
 def test_the_home_page_has_all_to_begin_with(site: Path) -> None:
-    """One sentence, a picture, how to install it, and three commands."""
+    """One sentence, a picture, how to install it, and four commands."""
     page = (site / "index.html").read_text(encoding="utf-8")
     assert "backs up, restores, migrates and replicates TiKV RawKV clusters" in page
     assert re.search(r'<img [^>]*src="images/serve\.png"', page)
     first, second = copied(site / "index.html")
     assert first.startswith("uv tool install")
-    assert [each.split()[1] for each in second.splitlines()] == ["playground", "backup", "verify"]
+    assert [each.split()[1] for each in second.splitlines()] == ["playground", "raw", "backup", "verify"]
 
 
 def test_search_finds_guides_and_neither_decisions_nor_evidence(site: Path) -> None:

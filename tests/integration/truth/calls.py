@@ -9,7 +9,7 @@ from tikv_br.cli.command import CommandPath
 
 CALLS: dict[CommandPath, str] = {
     ("backup", "raw"): "-s {new} --pd {pd} --executor driver --safe-interval 0s",
-    ("backup", "txn"): "-s {home}-txn --pd {pd} --executor driver",
+    ("backup", "txn"): "-s {home}-txn --pd {pd} --executor driver --allow-empty",
     ("restore", "raw"): "-s {sound} --pd {target} --executor driver --allow-overwrite",
     ("restore", "txn"): "-s {txn} --pd {target} --executor driver",
     ("backup", "raw", "--base"): "{sound} -s {increment} --pd {pd} --executor driver --safe-interval 0s",
