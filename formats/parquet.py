@@ -211,7 +211,8 @@ class ParquetReader:
     def _group(self, group: int, span: KeyRange) -> Iterator[pa.RecordBatch]:
         names = [name for name in SCHEMA.names if name in self._file.schema_arrow.names]
         self._seen = 0
-        size = self._batch_rows(group)
+        with _Explained():
+            size = self._batch_rows(group)
         batches = self._file.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
         left = self._file.metadata.row_group(group).num_rows
         while True:
@@ -456,7 +457,7 @@ class _Explained:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, pa.ArrowException | OSError):
+        if isinstance(error, pa.ArrowException | OSError | UnicodeDecodeError):
             raise DamagedBytes(f"not a valid Parquet file: {error}") from None
 
 
