@@ -154,6 +154,7 @@ def test_a_loss_before_the_commit_is_detected(
 def test_another_backup_at_the_path_is_left_alone(clusters: Clusters, options: Options) -> None:
     """A finished backup, and one under way, are refused before anything is written, and not a byte of them changes."""
     live = clusters(V1)
+    load(live, hard_rows(count=100))
     wanted = options(live)
     backup(wanted)
     place = Path(wanted.storage.path)
