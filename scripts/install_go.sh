@@ -4,6 +4,7 @@
 set -eu
 
 toolchain=golang.org/toolchain@v0.0.1-go1.25.0.linux-amd64
+sum=h1:wVC9wx2XOcP5gHiN8ZzfyTfjlrDLSS7Hu1wjI01n68U=
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 minor() { "$1" version 2>/dev/null </dev/null | sed -n 's/.*go1\.\([0-9]*\).*/\1/p'; }
@@ -34,7 +35,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 "$old" mod init toolchain >&2 2>/dev/null
-GOFLAGS=-modcacherw GOPATH="$scratch/path" "$old" mod download "$toolchain" >&2
+GOFLAGS=-modcacherw GOPATH="$scratch/path" "$old" mod download -json "$toolchain" > module.json
+grep -qF "\"Sum\": \"$sum\"" module.json
 mkdir -p "$root/.cache"
 rm -rf "$root/.cache/go"
 mv "$scratch/path/pkg/mod/$toolchain" "$root/.cache/go"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install Apache Kafka, the broker of the Kafka tests, into .cache/kafka of this checkout, and print the path of its folder with jars.
-# Does nothing when it is there. Needs Maven (mvn).
+# Does nothing when it is there. Needs Maven (mvn). scripts/kafka-jars.sha256 has the hash of each jar.
 set -eu
 
 version=3.9.1
@@ -32,5 +32,9 @@ cat > "$scratch/pom.xml" <<POM
 POM
 rm -rf "$folder"
 mvn -q -B -f "$scratch/pom.xml" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$folder" >&2 </dev/null
+if ! (cd "$folder" && LC_ALL=C sha256sum ./*.jar) | diff "$root/scripts/kafka-jars.sha256" - >&2; then
+    echo "install_kafka.sh: these jars are not those of scripts/kafka-jars.sha256" >&2
+    exit 1
+fi
 echo "$version" > "$folder/.version"
 echo "$folder"

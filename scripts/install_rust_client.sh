@@ -7,18 +7,23 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 source="$root/tests/interop/rust_client"
 bin="$root/.cache/bin"
 stamp="$bin/.rust_client-sources"
-wanted=$(cat "$source/Cargo.toml" "$source/src/main.rs" | sha256sum)
+wanted=$(cat "$source/Cargo.toml" "$source/Cargo.lock.part" "$source/src/main.rs" | sha256sum)
 
 if [ ! -x "$bin/rust_client" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     if ! command -v cargo >/dev/null; then
         echo "install_rust_client.sh: cargo is missing: install Rust (https://rustup.rs) and run this again" >&2
         exit 1
     fi
-    # Built from a copy, as cargo puts a lock file, which names its registry, beside the sources.
+    # Built from a copy, as the lock file names cargo's registry: a new one has that name, the committed part the versions and checksums.
     build="$root/.cache/rust_client"
     mkdir -p "$bin" "$build"
     cp -r "$source/Cargo.toml" "$source/src" "$build"
-    CARGO_TARGET_DIR="$build/target" cargo build --quiet --manifest-path "$build/Cargo.toml" >&2
+    rm -f "$build/Cargo.lock"
+    cargo generate-lockfile --quiet --manifest-path "$build/Cargo.toml" >&2
+    registry=$(sed -n '/^source = /{p;q;}' "$build/Cargo.lock")
+    sed "s|^checksum = |$registry\n&|" "$source/Cargo.lock.part" > "$build/Cargo.lock.new"
+    mv "$build/Cargo.lock.new" "$build/Cargo.lock"
+    CARGO_TARGET_DIR="$build/target" cargo build --locked --quiet --manifest-path "$build/Cargo.toml" >&2
     cp "$build/target/debug/rust_client" "$bin/rust_client"
     echo "$wanted" > "$stamp"
 fi

@@ -3,6 +3,9 @@
 #
 #   scripts/setup.sh [EXTRA]        EXTRA: demo (default), test or dev, as in pyproject.toml
 #
+# With REQUIRE_HASHES=1, as in CI on GitHub, `dev` installs the files of requirements/ only, whose hashes pip compares. Otherwise the versions of
+# constraints.txt, from whatever index pip is configured for.
+#
 # A second run with nothing changed takes a second. Packages are installed with apt-get where this user may do so.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -78,19 +81,29 @@ ensure_venv() {
     fi
 }
 
+# pip_install ARGUMENT...: never into the Python of the machine, as if .venv/bin were a link to elsewhere.
+pip_install() {
+    PIP_REQUIRE_VIRTUALENV=1 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >&2 </dev/null
+}
+
 ensure_packages() {
     local stamp=$venv/.tikv-br-setup-$extra wanted
     wanted=$({
         printf '%s %s\n' "$extra" "$PWD"
-        cat pyproject.toml constraints.txt
+        cat pyproject.toml constraints.txt requirements/build.txt requirements/dev.txt
         "$venv/bin/python" -V
     } | sha256sum)
     if [ -x "$venv/bin/tikv-br" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
     say "installing tikv-br[$extra] and what it needs into $venv"
-    # Never into the Python of the machine, as if .venv/bin were a link to elsewhere.
-    PIP_REQUIRE_VIRTUALENV=1 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extra]" >&2 </dev/null
+    if [ "$extra" = dev ] && [ "${REQUIRE_HASHES:-}" = 1 ]; then
+        pip_install --require-hashes -r requirements/build.txt
+        pip_install --no-build-isolation --require-hashes -r requirements/dev.txt
+        pip_install --no-build-isolation --no-deps -e .
+    else
+        pip_install -c constraints.txt -e ".[$extra]" # without checksum: see above
+    fi
     say "compiling kernels"
     "$venv/bin/python" -m tikv_br.formats.precompile >&2 </dev/null
     printf '%s' "$wanted" >"$stamp"
