@@ -26,7 +26,7 @@ def noisy_cluster(folder: Path) -> Iterator[LiveCluster]:
     """Run a V1 cluster with rows whose values do not compress."""
     with live_cluster(folder, ApiVersion.V1, stores=3) as cluster:
         cluster.raw().batch_put({b"key%05d" % number: os.urandom(500) for number in range(ROWS)})
-        cluster.run("split", keys=[b"key01000".hex()])
+        cluster.split(b"key01000")
         yield cluster
 
 

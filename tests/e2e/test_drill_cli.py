@@ -156,7 +156,7 @@ def test_a_point_in_time_from_a_config_file(live: LiveCluster, config: Path, tmp
     raw, pd = live.raw(), live.cluster.pd
 
     def window_end() -> int:
-        live.run("flush", store_id=live.store_ids[0])
+        live.flush(live.store_ids[0])
         shown = tikv_br("show", "--storage", f"{folder}/backups/first", "--log", f"{folder}/log", "--output", "json")
         return int(shown.last["window_end"]) if shown.code == 0 else 0
 
@@ -167,7 +167,7 @@ def test_a_point_in_time_from_a_config_file(live: LiveCluster, config: Path, tmp
             raw.put(b"key00000", b"wrong")
             raw.put(b"more", b"wrong")
             ts = pd.tso()
-            live.run("flush", store_id=live.store_ids[0])  # or what follows could get an older timestamp
+            live.flush(live.store_ids[0])  # or what follows could get an older timestamp
             raw.put(b"key00000", b"value" * 20)
             raw.delete(b"more")
             eventually(lambda: window_end() > ts, PATIENCE)

@@ -40,7 +40,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V2, stores=1) as live:
         live.raw().batch_put(ROWS)
         codec = live.raw().codec
-        live.run("split", keys=[codec.bound(codec.rpc_key(b"row0100")).hex()])
+        live.split(codec.bound(codec.rpc_key(b"row0100")))
         yield live
 
 

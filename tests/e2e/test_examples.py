@@ -203,7 +203,7 @@ def reach(source: LiveCluster, folder: Path) -> int:
     now, store = source.cluster.pd.tso(), open_store(parse(f"local://{folder}"))
 
     def has_come() -> bool:
-        source.run("flush", store_id=source.store_ids[0])
+        source.flush(source.store_ids[0])
         return (folder / "default" / "log.json").exists() and LogArchive.open(store, "default").end_ts() > now
 
     eventually(has_come, 120)

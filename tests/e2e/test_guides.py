@@ -355,7 +355,7 @@ def reach(source: LiveCluster, folder: Path, name: str) -> None:
     now, store = source.cluster.pd.tso(), open_store(parse(f"local://{folder}"))
 
     def has_come() -> bool:
-        source.run("flush", store_id=source.store_ids[0])
+        source.flush(source.store_ids[0])
         return (folder / name / "log.json").exists() and LogArchive.open(store, name).end_ts() > now
 
     eventually(has_come, LONG)

@@ -80,7 +80,7 @@ def test_the_example(place: Place) -> None:
             good = contents(place.source)
             reach(place, window_start)
             place.time = pd.tso()
-            place.source.run("flush", store_id=place.source.store_ids[0])
+            place.source.flush(place.source.store_ids[0])
             raw.batch_put(dict.fromkeys(GOOD, b"garbage"))
             raw.put(b"more", b"garbage")
             reach(place, pd.tso())
@@ -135,7 +135,7 @@ def reach(place: Place, ts: int) -> None:
 
     def has_come() -> bool:
         for store_id in place.source.store_ids:
-            place.source.run("flush", store_id=store_id)
+            place.source.flush(store_id)
         return LogArchive.open(store, "default").end_ts() > ts
 
     eventually(has_come, PATIENCE)

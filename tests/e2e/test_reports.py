@@ -23,7 +23,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """Run a V1 cluster with some rows."""
     with live_cluster(tmp_path_factory.mktemp("v1"), ApiVersion.V1, stores=1) as running:
         running.raw().batch_put({b"key%05d" % number: b"value" * 20 for number in range(KEYS)})
-        running.run("split", keys=[b"key00100".hex()])
+        running.split(b"key00100")
         yield running
 
 

@@ -33,8 +33,8 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     codec = KeyCodec(ApiVersion.V2)
     with live_cluster(tmp_path_factory.mktemp("origin"), ApiVersion.V2, stores=3) as cluster:
         load(cluster, ROWS)
-        cuts = [codec.bound(codec.rpc_key(b"key%03d" % (number * 100))).hex() for number in range(1, FILES)]
-        cluster.run("split", keys=cuts)
+        cuts = [codec.bound(codec.rpc_key(b"key%03d" % (number * 100))) for number in range(1, FILES)]
+        cluster.split(*cuts)
         yield cluster
 
 

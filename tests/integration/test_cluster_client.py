@@ -66,11 +66,6 @@ def scanned(raw: RawClient, start: bytes = b"", end: bytes = b"", page_rows: int
     return found
 
 
-def physical(raw: RawClient, *keys: bytes) -> list[str]:
-    """Keys as the playground's commands want them."""
-    return [raw.codec.bound(raw.codec.rpc_key(key)).hex() for key in keys]
-
-
 def test_the_cluster_says_what_it_is(any_version: LiveCluster) -> None:
     """Id, version, API version and stores come from PD and the stores' own configuration."""
     info = any_version.cluster.info()
@@ -142,14 +137,14 @@ def test_a_scan_follows_regions_that_move_all_the_while(live: LiveCluster, rows:
         chance = random.Random(8)
         while not over.wait(0.01):
             moves += 1
-            live.run("split", keys=physical(raw, chance.randbytes(2)))
+            live.split(raw.codec.bound(raw.codec.rpc_key(chance.randbytes(2))))
             regions = [
                 each for each in live.regions() if each["start"].startswith("72") and each["end"].startswith("72")
             ]
             if len(regions) > 12:
                 left = chance.randrange(len(regions) - 1)
-                live.run("merge", source=regions[left]["id"], target=regions[left + 1]["id"])
-            live.run("scatter")
+                live.merge(source=regions[left]["id"], target=regions[left + 1]["id"])
+            live.scatter()
 
     with ThreadPoolExecutor(1) as pool:
         shaking = pool.submit(shake)
@@ -167,7 +162,7 @@ def test_a_scan_follows_regions_that_move_all_the_while(live: LiveCluster, rows:
 
 def test_a_store_that_dies_during_a_scan_is_replaced(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
     """The leader of the region under the cursor is killed; after the election the scan goes on and is whole."""
-    live.run("scatter")
+    live.scatter()
     live.fail("RawScan", {"kill_store": {}}, skip=3)
     assert scanned(live.raw()) == rows
 
@@ -176,7 +171,7 @@ def test_writes_survive_a_store_that_dies_and_returns(live: LiveCluster) -> None
     """A batch put over all regions, with a store killed on the way and back a second later, is whole."""
     raw = live.raw()
     raw.delete_range(EVERY_KEY)
-    live.run("scatter")
+    live.scatter()
     victim = live.store_ids[0]
     live.fail("RawBatchPut", {"kill_store": {}}, store_id=victim)
     back = threading.Timer(1.0, live.run, ["restart-store"], {"store_id": victim})
@@ -189,7 +184,7 @@ def test_writes_survive_a_store_that_dies_and_returns(live: LiveCluster) -> None
 
 def test_one_dead_store_does_not_stop_the_work(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
     """With a store dead, and PD aware of it, version, flush, scan and checksum work."""
-    live.run("kill-store", store_id=live.store_ids[-1])
+    live.kill_store(live.store_ids[-1])
     with Cluster.connect(live.config) as cluster:
         assert cluster.info().api_version is ApiVersion.V2
         cluster.flush_timestamps()

@@ -68,7 +68,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
         raw.batch_put(ROWS)
         live.raw().batch_put({b"user0001": b"of another keyspace"})
         live.split(*(raw.codec.bound(raw.codec.rpc_key(key)) for key in BOUNDS))
-        live.run("scatter")
+        live.scatter()
         yield live
 
 
@@ -144,7 +144,7 @@ def test_regions_that_split_after_planning(live: LiveCluster) -> None:
     partitions = list(reader.partitions())
     assert len(partitions) == 2
     live.split(*(codec.bound(codec.rpc_key(key)) for key in (b"order", b"user0300", b"user0401", b"user0999")))
-    live.run("scatter")
+    live.scatter()
     assert source_pairs(source, partitions, reader) == ROWS
 
 

@@ -327,7 +327,7 @@ def test_pd_leaders_that_change(tmp_path: Path, server: EtcdServer) -> None:
         led = set()
         for _change in range(2):
             led.add(pd.connection.leader.address)
-            live.run("move-pd-leader", seconds=1)
+            live.move_pd_leader(seconds=1)
             goes_on(log)
             assert pd.gc_safe_point() == held
         assert len(led) == 2

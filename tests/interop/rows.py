@@ -28,8 +28,8 @@ def with_ttls(of: dict[bytes, bytes], version: ApiVersion) -> list[tuple[bytes, 
 def split(live: LiveCluster) -> None:
     """Split a playground at `BOUNDS` and spread the regions over its stores."""
     codec = live.raw().codec
-    live.run("split", keys=[codec.bound(codec.rpc_key(bound)).hex() for bound in BOUNDS])
-    live.run("scatter")
+    live.split(*(codec.bound(codec.rpc_key(bound)) for bound in BOUNDS))
+    live.scatter()
 
 
 def our_rows(

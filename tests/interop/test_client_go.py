@@ -130,10 +130,10 @@ def test_it_follows_splits_and_leaders(loaded: Loaded) -> None:
     live, go = loaded.live, loaded.go
     assert go.scan() == loaded.read()
     codec = live.raw().codec
-    live.run("split", keys=[codec.bound(codec.rpc_key(b"row00%d" % number)).hex() for number in range(150, 160)])
+    live.split(*(codec.bound(codec.rpc_key(b"row00%d" % number)) for number in range(150, 160)))
     for region in live.regions():
         others = [store for store in live.store_ids if store != region["leader_store"]]
-        live.run("transfer-leader", region_id=region["id"], store_id=others[region["id"] % len(others)])
+        live.transfer_leader(region_id=region["id"], store_id=others[region["id"] % len(others)])
     assert go.scan() == loaded.read()
     go.batch_put_with_ttls(with_ttls(loaded.rows, codec.api_version))
     split(live)

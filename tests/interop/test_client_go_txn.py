@@ -74,7 +74,7 @@ def test_transfers_keep_the_sum(live: LiveCluster, go: TxnLineClient, mode: str)
             live.split(encode(prefix_of(live) + b"account/%04d" % number))
             for region in live.regions():
                 others = [store for store in live.store_ids if store != region["leader_store"]]
-                live.run("transfer-leader", region_id=region["id"], store_id=others[number % len(others)])
+                live.transfer_leader(region_id=region["id"], store_id=others[number % len(others)])
 
     disturber = threading.Thread(target=disturb)
     disturber.start()

@@ -63,7 +63,7 @@ def disturb(live: LiveCluster, volume: JuiceFs, inodes: range) -> None:
         live.split(encode(prefix + inode.to_bytes(8, "little")))
         for region in live.regions():
             others = [store for store in live.store_ids if store != region["leader_store"]]
-            live.run("transfer-leader", region_id=region["id"], store_id=others[number % len(others)])
+            live.transfer_leader(region_id=region["id"], store_id=others[number % len(others)])
         time.sleep(0.05)
 
 

@@ -207,7 +207,7 @@ class RawKv(RuleBasedStateMachine):
     def split(self, key: bytes) -> None:
         """Split at a key, unless there is a bound already."""
         codec = self.live.raw().codec
-        self.live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex()])
+        self.live.split(codec.bound(codec.rpc_key(key)))
 
     @rule(number=st.integers(0, 30), step=st.integers(1, 2))
     def transfer_leader(self, number: int, step: int) -> None:
@@ -215,7 +215,7 @@ class RawKv(RuleBasedStateMachine):
         regions = self.live.regions()
         region = regions[number % len(regions)]
         others = [store for store in self.live.store_ids if store != region["leader_store"]]
-        self.live.run("transfer-leader", region_id=region["id"], store_id=others[step % len(others)])
+        self.live.transfer_leader(region_id=region["id"], store_id=others[step % len(others)])
 
 
 @pytest.mark.parametrize("version", list(ApiVersion), ids=lambda version: version.label)

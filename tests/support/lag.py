@@ -121,7 +121,7 @@ def spread_leaders(live: LiveCluster) -> None:
     """Let each store lead as many regions as any other; neighbours are led by different ones."""
     for region, store_id in zip(live.regions(), itertools.cycle(live.store_ids)):
         if region["leader_store"] != store_id:
-            live.run("transfer-leader", region_id=region["id"], store_id=store_id)
+            live.transfer_leader(region_id=region["id"], store_id=store_id)
 
 
 @dataclass(frozen=True, slots=True)

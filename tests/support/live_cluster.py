@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support import real_servers
 from tests.support.playground_admin import AdminRefused, PlaygroundAdmin
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import launcher
+from tikv_br.playground.settings import TlsSettings
 
 
 class LiveCluster(PlaygroundAdmin):
-    """A running playground, its admin API, and a client of it."""
+    """A running playground, its admin API, and a client of it. What it shares with real servers is in `ClusterContract`."""
 
     def __init__(self, state: dict[str, Any], config: ClusterConfig) -> None:
         self.pd: str = ",".join(state["pd_members"])
-        super().__init__(self.pd)
+        super().__init__(self.pd, config.tls.ssl_context() if config.tls.enabled else None)
         self.store_ids: list[int] = [store["id"] for store in state["stores"]]
         self.config = config
         self.cluster = Cluster.connect(config)
@@ -31,13 +33,71 @@ class LiveCluster(PlaygroundAdmin):
         """Return a client of one keyspace."""
         return self.cluster.raw(keyspace_id)
 
+    def merge(self, source: int, target: int) -> None:
+        """Merge a region into its neighbour ``target``."""
+        self.run("merge", source=source, target=target)
+
+    def transfer_leader(self, region_id: int, store_id: int) -> None:
+        """Let the region's replica on this store lead."""
+        self.run("transfer-leader", region_id=region_id, store_id=store_id)
+
+    def move_peer(self, region_id: int, from_store: int, to_store: int) -> None:
+        """Move a replica to a store that has none."""
+        self.run("move-peer", region_id=region_id, from_store=from_store, to_store=to_store)
+
+    def scatter(self) -> None:
+        """Spread leaders over the stores."""
+        self.run("scatter")
+
+    def flush(self, store_id: int) -> None:
+        """Have a store drop its cached timestamps."""
+        self.run("flush", store_id=store_id)
+
+    def kill_store(self, store_id: int) -> None:
+        """Kill a store as SIGKILL does."""
+        self.run("kill-store", store_id=store_id)
+
+    def restart_store(self, store_id: int) -> None:
+        """Start a store again, unless it runs."""
+        self.run("restart-store", store_id=store_id)
+
+    @contextlib.contextmanager
+    def frozen_store(self, store_id: int) -> Iterator[None]:
+        """Let a store answer nothing for the length of the block; here the calls that it got end with their deadlines."""
+        failpoint = self.fail("*", {"delay": {"seconds": 3600}}, store_id=store_id, count=-1)
+        try:
+            yield
+        finally:
+            self.relent(failpoint)
+
+    @contextlib.contextmanager
+    def frozen_pd(self) -> Iterator[None]:
+        """Let PD answer nothing for the length of the block."""
+        failpoint = self.fail("*", {"delay": {"seconds": 3600}}, store_id=0, count=-1)
+        try:
+            yield
+        finally:
+            self.relent(failpoint)
+
+    def kill_pd(self, seconds: float) -> None:
+        """Kill all members of PD, and start them again after so many seconds."""
+        self.run("kill-pd", seconds=seconds)
+
+    def move_pd_leader(self, seconds: float) -> None:
+        """Have PD's leader resign; for about so many seconds nobody leads."""
+        self.run("move-pd-leader", seconds=seconds)
+
+    def kill_pd_leader(self, seconds: float, lease: float = 1.0) -> None:
+        """Kill PD's leader, and start it again after so many seconds; another one leads after its lease."""
+        self.run("kill-pd-leader", seconds=seconds, lease=lease)
+
     def change_pd_leader(self, *, kill: bool, seconds: float) -> bool:
         """Have PD's leader resign, or die and come back; False while the last change is not over."""
         try:
             if kill:
-                self.run("kill-pd-leader", seconds=seconds, lease=seconds / 2)
+                self.kill_pd_leader(seconds, lease=seconds / 2)
             else:
-                self.run("move-pd-leader", seconds=seconds)
+                self.move_pd_leader(seconds)
         except AdminRefused:
             return False
         return True
@@ -60,25 +120,38 @@ class LiveCluster(PlaygroundAdmin):
         self.await_pd()
         self.disarm()
         for store_id in self.store_ids:
-            self.run("restart-store", store_id=store_id)
+            self.restart_store(store_id)
 
 
 @contextlib.contextmanager
 def live_cluster(directory: Path, api_version: ApiVersion, **settings: object) -> Iterator[LiveCluster]:
-    """Run a playground for the length of the block; a request that would have killed a real store fails the test."""
+    """Run a cluster for the length of the block; a request that killed a store, or would have killed a real one, fails the test.
+
+    It is a playground with these of its `Settings`, or, if the environment names programs of real servers, a cluster of them,
+    empty, in which case `tests.support.real_servers.Shape` lists the settings that there are.
+    """
+    if real_servers.CHOSEN is not None:
+        from tests.support import real_cluster
+
+        with real_cluster.POOL.lease(api_version, **settings) as real:
+            yield real
+        return
     settings = {"api_version": api_version.value, "keyspace_split_delay": 0.0, "balance": False, **settings}
     started = launcher.start(directory, settings, detached=False)
     try:
-        live = LiveCluster(
-            started.state,
-            ClusterConfig(pd=tuple(started.state["pd_members"]), connect_timeout=PATIENCE, retry_budget=10.0),
-        )
+        live = LiveCluster(started.state, config_of(started.state["pd_members"], settings.get("tls")))
         with live.cluster:
             yield live
             live.assert_innocent()
     finally:
         started.process.terminate()
         started.process.wait(PATIENCE)
+
+
+def config_of(members: Sequence[str], tls: object) -> ClusterConfig:
+    """How tests connect: patient with a busy machine."""
+    files = TlsFiles(tls.ca, tls.cert, tls.key) if isinstance(tls, TlsSettings) else TlsFiles()
+    return ClusterConfig(pd=tuple(members), tls=files, connect_timeout=PATIENCE, retry_budget=10.0)
 
 
 def contents(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:

@@ -119,7 +119,7 @@ def split_between(live: LiveCluster, keys: Sequence[bytes], pieces: int, keyspac
     """Split at user keys, into about so many regions."""
     codec, ordered = codec_of(live, keyspace_id), sorted(keys)
     chosen = ordered[:: -(-len(ordered) // pieces)][1:]
-    live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in chosen])
+    live.split(*(codec.bound(codec.rpc_key(key)) for key in chosen))
 
 
 def back_up(live: LiveCluster, folder: Path, *keyspaces: int) -> StorageLocation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -16,10 +17,11 @@ class AdminRefused(AssertionError):
 
 
 class PlaygroundAdmin:
-    """Steers the playground whose PD listens at ``address``: host:port, of several members with commas between."""
+    """Steers the playground whose PD listens at ``address``: host:port, of several members with commas between; with TLS if there is a context."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         self._members = address.split(",")
+        self._tls = tls
 
     def get(self, path: str) -> Json:
         """GET of a path below ``/playground/``, or with a leading slash of any on PD's port."""
@@ -98,7 +100,12 @@ class PlaygroundAdmin:
         full = path if path.startswith("/") else f"/playground/{path}"
         payload = None if body is None else json.dumps(body)
         for left in reversed(range(len(self._members))):
-            connection = http.client.HTTPConnection(self._members[0], timeout=60)
+            address = self._members[0]
+            connection = (
+                http.client.HTTPSConnection(address, timeout=60, context=self._tls)
+                if self._tls
+                else http.client.HTTPConnection(address, timeout=60)
+            )
             try:
                 with contextlib.closing(connection):
                     connection.request(method, full, payload)

@@ -64,7 +64,7 @@ class Clusters:
             while (found := each.load()) is None or found.checkpoint_ts < ts:
                 assert time.monotonic() < until, f"the sync is at {found}, and should be at {ts}"
                 for store_id in self.source.store_ids:  # or their cached timestamps would be waited for
-                    self.source.run("flush", store_id=store_id)
+                    self.source.flush(store_id)
                 time.sleep(0.1)
 
     def sent(self) -> dict[bytes, bytes]:

@@ -221,7 +221,7 @@ class Moves(Background):
         turn, regions = next(self._turns), self._live.regions()
         region, stores = regions[turn % len(regions)], self._live.store_ids
         after = stores[(stores.index(region["leader_store"]) + 1) % len(stores)]
-        self._live.run("transfer-leader", region_id=region["id"], store_id=after)
+        self._live.transfer_leader(region_id=region["id"], store_id=after)
         self.done += 1
 
 

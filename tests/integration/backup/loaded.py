@@ -41,8 +41,8 @@ def fill(live: LiveCluster, version: ApiVersion, rows: dict[bytes, bytes]) -> Lo
         time.sleep(2.1)
     codec = live.raw().codec
     bounds = [codec.bound(codec.rpc_key(key)) for key in (b"\1" * 8, b"row00500", b"row00500\0", b"row01", b"\xfe")]
-    live.run("split", keys=[bound.hex() for bound in bounds])
-    live.run("scatter")
+    live.split(*bounds)
+    live.scatter()
     return Loaded(live, at, (before, live.cluster.pd.tso()))
 
 

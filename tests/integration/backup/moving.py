@@ -27,7 +27,7 @@ def moving_cluster(directory: Path, rows: dict[bytes, bytes]) -> Iterator[LiveCl
     """Run a V1 cluster of three stores with these rows in five regions; dead leaders are replaced after a second."""
     with live_cluster(directory, ApiVersion.V1, stores=3, election_timeout=1.0) as live:
         load(live, rows)
-        live.run("split", keys=[key.hex() for key in SPLITS])
+        live.split(*SPLITS)
         yield live
 
 
@@ -35,7 +35,7 @@ def moving_cluster(directory: Path, rows: dict[bytes, bytes]) -> Iterator[LiveCl
 def spread_and_healed(live: LiveCluster) -> Iterator[LiveCluster]:
     """Have the regions as at first, spread over the stores, and heal afterwards what was broken."""
     _reshape(live)
-    live.run("scatter")
+    live.scatter()
     yield live
     live.heal()
 
@@ -60,11 +60,10 @@ def healed_late(live: LiveCluster, killing: list[int]) -> Iterator[None]:
 
 
 def _reshape(live: LiveCluster) -> None:
-    if merged := [key.hex() for key in SPLITS if region_at(live, key)["start"] != key.hex()]:
-        live.run("split", keys=merged)
+    if merged := [key for key in SPLITS if region_at(live, key)["start"] != key.hex()]:
+        live.split(*merged)
     while region_at(live, READ_FIRST)["end"] != SPLITS[0].hex():
-        command = merge(live)
-        live.run(command["name"], **command["arguments"])
+        live.merge(**merge(live)["arguments"])
 
 
 def region_at(live: LiveCluster, key: bytes) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def emptied(clusters: Clusters) -> Callable[[ApiVersion], LiveCluster]:
         live.raw().delete_range(EVERY_KEY)
         load(live, ROWS)
         codec = live.raw().codec
-        live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in (b"k100", b"k200")])
+        live.split(*(codec.bound(codec.rpc_key(key)) for key in (b"k100", b"k200")))
         return live
 
     return get

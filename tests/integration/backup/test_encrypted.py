@@ -41,8 +41,8 @@ def source(clusters: Clusters) -> LiveCluster:
     """A V1 cluster of three stores with rows in several regions."""
     live = clusters(ApiVersion.V1)
     load(live, ROWS)
-    live.run("split", keys=[b"row00100".hex(), b"row00200".hex()])
-    live.run("scatter")
+    live.split(b"row00100", b"row00200")
+    live.scatter()
     return live
 
 

@@ -23,8 +23,8 @@ def source(golden: Path, clusters: Clusters) -> LiveCluster:
     live = clusters(ApiVersion.V1)
     live.raw().batch_put({row["k"]: row["v"] for row in golden_rows(golden / "backups" / "v1")})
     meta = json.loads((golden / "backups" / "v1" / "meta.json").read_text())
-    live.run("split", keys=[region["start_key"] for region in meta["before"]["regions"] if region["start_key"]])
-    live.run("scatter")
+    live.split(*(bytes.fromhex(region["start_key"]) for region in meta["before"]["regions"] if region["start_key"]))
+    live.scatter()
     counted = live.raw().checksum()
     assert counted.crc64xor == meta["before"]["crc64xor"]
     return live

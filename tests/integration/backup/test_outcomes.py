@@ -40,7 +40,7 @@ def v2(clusters: Clusters) -> LiveCluster:
     live = clusters(V2)
     load(live, hard_rows(count=1000))
     codec = live.raw().codec
-    live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in (b"row00100", b"row005")])
+    live.split(*(codec.bound(codec.rpc_key(key)) for key in (b"row00100", b"row005")))
     return live
 
 

@@ -47,7 +47,7 @@ def live(clusters: Clusters) -> LiveCluster:
     for keyspace in KEYSPACES:
         load(live, rows_of(keyspace), keyspace)
     codec = KeyCodec(V2, 7)
-    live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in (b"k030", b"k060")])
+    live.split(*(codec.bound(codec.rpc_key(key)) for key in (b"k030", b"k060")))
     return live
 
 

@@ -29,14 +29,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     with live_cluster(tmp_path_factory.mktemp("away"), ApiVersion.V2, **settings) as live:
         load(live, hard_rows(count=300))
         codec = live.raw().codec
-        live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in (b"row00100", b"row00200", b"\x90")])
+        live.split(*(codec.bound(codec.rpc_key(key)) for key in (b"row00100", b"row00200", b"\x90")))
         yield live
 
 
 @pytest.fixture(autouse=True)
 def healed(live: LiveCluster) -> Iterator[None]:
     """Spread the leaders, and have all stores back afterwards."""
-    live.run("scatter")
+    live.scatter()
     yield
     live.heal()
 
@@ -54,7 +54,7 @@ def kill(live: LiveCluster, step: str, returns: threading.Timer | None) -> Calla
 
     def report(event: Event) -> None:
         if isinstance(event, StepStarted) and event.name == step:
-            live.run("kill-store", store_id=live.store_ids[1])
+            live.kill_store(live.store_ids[1])
             if returns is not None:
                 returns.start()
 

@@ -102,7 +102,7 @@ def stores_of(options: CheckOptions) -> tuple[Status, str, str]:
 
 def test_a_dead_store(live: LiveCluster) -> None:
     """It is named, its silence is no disagreement on the API version, and the other probes are well."""
-    live.run("kill-store", store_id=live.store_ids[1])
+    live.kill_store(live.store_ids[1])
     try:
         results = look(replace(live.config, request_timeout=20.0, retry_budget=1.0))
         found = bad(results)

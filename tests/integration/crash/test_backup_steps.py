@@ -187,7 +187,7 @@ def unprotected(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Itera
         pid = forks.start(partial(run, [*command, "--hold-back", "0s", "--scratch-dir", str(folder)]))
 
         def catch_up() -> int:
-            live.run("flush", store_id=live.store_ids[0])
+            live.flush(live.store_ids[0])
             ts = live.cluster.pd.tso()
             eventually((Path(logs.path) / log.id / "log.json").exists, PATIENCE)
             eventually(lambda: LogArchive.open(open_store(logs), log.id).end_ts() > ts, PATIENCE)

@@ -124,7 +124,7 @@ class Follower:
 
         def has_come() -> bool:
             for store_id in self._source.store_ids:  # or their cached timestamps would be waited for
-                self._source.run("flush", store_id=store_id)
+                self._source.flush(store_id)
             return opened(self.log).end_ts() > ts
 
         eventually(has_come, PATIENCE)

@@ -41,7 +41,7 @@ def split(live: LiveCluster, regions: int) -> None:
     """Cut into regions between the rows; each cluster elsewhere."""
     codec = live.raw().codec
     keys = sorted(ROWS)[:: len(ROWS) // regions][1:regions]
-    live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in keys])
+    live.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
 
 
 def fill(live: LiveCluster, rows: dict[bytes, bytes], keyspace_id: int = 0) -> None:

@@ -27,7 +27,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A V1 cluster of several regions that holds `ROWS`."""
     with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V1, stores=1) as live:
         load(live, ROWS)
-        live.run("split", keys=[key.hex() for key in sorted(ROWS)[:: len(ROWS) // 6][1:6]])
+        live.split(*sorted(ROWS)[:: len(ROWS) // 6][1:6])
         yield live
 
 

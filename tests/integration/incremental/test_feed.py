@@ -43,11 +43,11 @@ def move(live: LiveCluster, chance: random.Random) -> None:
         case "merge":
             at = chance.randrange(len(regions) - 1)
             source, target = chance.sample(regions[at : at + 2], 2)
-            live.run("merge", source=source["id"], target=target["id"])
+            live.merge(source=source["id"], target=target["id"])
         case _:
             region = chance.choice(regions)
             others = [store_id for store_id in live.store_ids if store_id != region["leader_store"]]
-            live.run("transfer-leader", region_id=region["id"], store_id=chance.choice(others))
+            live.transfer_leader(region_id=region["id"], store_id=chance.choice(others))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -79,12 +79,12 @@ def test_a_feed_outlives_its_stores(clusters: Clusters) -> None:
         write(live, chance, 0)
         progress.until(now(live))
         for store_id in live.store_ids:
-            live.run("kill-store", store_id=store_id)
+            live.kill_store(store_id)
             try:
                 for _ in range(5):
                     progress.take(0.2)
             finally:
-                live.run("restart-store", store_id=store_id)
+                live.restart_store(store_id)
             write(live, chance, store_id)
         progress.until(now(live))
         assert feed.status.errors["stream"] >= 1
@@ -128,7 +128,7 @@ def test_the_hold_back_covers_a_new_leaders_older_timestamps(
         region = [each for each in live.regions() if bytes.fromhex(each["start"]) <= bound][-1]
         other = next(store_id for store_id in live.store_ids if store_id != region["leader_store"])
         with live.failing("cdc.transfer", {"overrun": {"seconds": overrun}}, region_id=region["id"]):
-            live.run("transfer-leader", region_id=region["id"], store_id=other)
+            live.transfer_leader(region_id=region["id"], store_id=other)
             live.raw().put(b"key", b"after")
             written = live.cluster.pd.tso()
             if loses:  # the other regions resolve nothing newer while their stores have older timestamps to give
@@ -147,7 +147,7 @@ def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:
     with live_cluster(tmp_path, ApiVersion.V2, stores=3) as live:
         codec, start = live.raw().codec, now(live)
         live.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
-        live.run("scatter")
+        live.scatter()
         live.raw().batch_put((key, key) for key in keys)
         span = codec.rpc_range(KeyRange(keys[0], b""))
         with Feed(live.cluster, codec, span, start, FeedOptions(hold_back=0.0)) as feed:

@@ -78,7 +78,7 @@ def catch_up(source: LiveCluster, full: StorageLocation, log: LogSource) -> None
 
     def has_come() -> bool:
         for store_id in source.store_ids:  # or their cached timestamps would be waited for
-            source.run("flush", store_id=store_id)
+            source.flush(store_id)
         return MergeSources.open(full, log).window()[1] > until
 
     eventually(has_come, 2 * PATIENCE, every=0.2)

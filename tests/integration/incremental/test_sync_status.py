@@ -179,7 +179,7 @@ def test_a_pd_that_is_down_is_reported(tmp_path: Path) -> None:
         log = tmp_path / "log"
         with serving(*asked, "--log-file", str(log)) as sync:
             eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
-            source.run("kill-pd", seconds=25)
+            source.kill_pd(seconds=25)
             eventually(
                 lambda: re.search(r"200 degraded\nsync: .*the source's PD has not answered for 1\d s", sync.health()),
                 20,
@@ -207,9 +207,9 @@ def test_gaps_in_the_span_are_degraded(tmp_path: Path) -> None:
         with serving(*asked) as sync:
             eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
             down = source.regions()[0]["leader_store"]
-            source.run("kill-store", store_id=down)
+            source.kill_store(down)
             eventually(lambda: re.match(r"200 degraded\nsync: .* of the range", sync.health()), PATIENCE)
-            source.run("restart-store", store_id=down)
+            source.restart_store(down)
             eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
 
 

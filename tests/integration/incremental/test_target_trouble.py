@@ -128,7 +128,7 @@ def _begin(live: LiveCluster, trouble: str) -> int:
     if action is not None:
         return live.fail("RawBatchPut", action, count=-1)
     for store in live.store_ids:
-        live.run("kill-store", store_id=store)
+        live.kill_store(store)
     return 0
 
 

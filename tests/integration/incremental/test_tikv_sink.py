@@ -154,7 +154,7 @@ def test_regions_that_move_while_it_writes(v2: LiveCluster) -> None:
         bounds = itertools.cycle(range(1, 250))
         while not stop.wait(0.05):
             codec = v2.raw().codec
-            v2.run("split", keys=[codec.bound(codec.rpc_key(bytes([next(bounds)]))).hex()])
+            v2.split(codec.bound(codec.rpc_key(bytes([next(bounds)]))))
 
     mover = threading.Thread(target=move)
     mover.start()

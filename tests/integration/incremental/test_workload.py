@@ -75,7 +75,7 @@ class Followed:
         while self.checkpoint_ts() < ts:
             assert time.monotonic() < until, self.log.read_text()[-5000:]
             for store_id in self.source.store_ids:  # or their cached timestamps would be waited for
-                self.source.run("flush", store_id=store_id)
+                self.source.flush(store_id)
             time.sleep(0.2)
 
 
@@ -93,7 +93,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
         codec = source.raw().codec
         for live, step in ((source, 7), (target, 60)):
             live.split(*(codec.bound(codec.rpc_key(key_of(number))) for number in range(0, KEYS, step)))
-            live.run("scatter")
+            live.scatter()
         state = f"local://{folder / 'state'}"
         command = [PROGRAM, "sync", "--pd", source.pd, "--sink", f"tikv://{target.pd}", "--start-ts", "now"]
         flags = [

@@ -120,9 +120,9 @@ class Commotion:
                 self._live.fail(*self._chance.choice(self._faults))
             case "kill":
                 self._dead = self._chance.choice(self._live.store_ids)
-                self._live.run("kill-store", store_id=self._dead)
+                self._live.kill_store(self._dead)
             case _:
-                self._live.run("restart-store", store_id=self._dead)
+                self._live.restart_store(self._dead)
                 self._dead = 0
 
     def _split(self) -> None:
@@ -132,18 +132,18 @@ class Commotion:
     def _merge(self, regions: list[Any]) -> None:
         at = self._chance.randrange(len(regions) - 1)
         source, target = self._chance.sample(regions[at : at + 2], 2)
-        self._live.run("merge", source=source["id"], target=target["id"])
+        self._live.merge(source=source["id"], target=target["id"])
 
     def _transfer(self, region: Any) -> None:  # noqa: ANN401 - JSON
         stores = [store_id for _, store_id in region["peers"] if store_id != self._dead]
-        self._live.run("transfer-leader", region_id=region["id"], store_id=self._chance.choice(stores))
+        self._live.transfer_leader(region_id=region["id"], store_id=self._chance.choice(stores))
 
     def _move(self, region: Any) -> None:  # noqa: ANN401 - JSON
         here = [store_id for _, store_id in region["peers"]]
         there = [store_id for store_id in self._live.store_ids if store_id not in {*here, self._dead}]
         if there:
             from_store, to_store = self._chance.choice(here), self._chance.choice(there)
-            self._live.run("move-peer", region_id=region["id"], from_store=from_store, to_store=to_store)
+            self._live.move_peer(region_id=region["id"], from_store=from_store, to_store=to_store)
 
 
 def regions_of(live: LiveCluster) -> list[Any]:

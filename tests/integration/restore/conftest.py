@@ -28,7 +28,7 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
     location = parse(f"local://{folder / 'backup'}")
     with live_cluster(folder / "cluster", ApiVersion.V1) as live:
         load(live, ROWS)
-        live.run("split", keys=[key.hex() for key in sorted(ROWS)[:: len(ROWS) // FILES][1:FILES]])
+        live.split(*sorted(ROWS)[:: len(ROWS) // FILES][1:FILES])
         backup(
             BackupOptions(
                 cluster=live.config,

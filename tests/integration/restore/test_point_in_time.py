@@ -121,7 +121,7 @@ class Follower:
 
         def has_come() -> bool:
             for store_id in self.source.store_ids:  # or their cached timestamps would be waited for
-                self.source.run("flush", store_id=store_id)
+                self.source.flush(store_id)
             return self.end_ts() >= ts
 
         eventually(has_come, PATIENCE)

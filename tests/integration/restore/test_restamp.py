@@ -37,7 +37,7 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
     codec = KeyCodec(ApiVersion.V2)
     with live_cluster(folder / "source", ApiVersion.V2, clock_ahead=3600.0) as live:
         load(live, ROWS)
-        live.run("split", keys=[codec.bound(codec.rpc_key(b"key%03d" % (4 * step))).hex() for step in range(1, FILES)])
+        live.split(*(codec.bound(codec.rpc_key(b"key%03d" % (4 * step))) for step in range(1, FILES)))
         return backed_up(live, folder / "backup")
 
 

@@ -90,7 +90,7 @@ def test_regions_of_the_target_cut_the_files(source: StorageLocation, live: Live
     """Bounds of the target's regions are its own: files are cut at what they mean in the backup."""
     codec = KeyCodec(ApiVersion.V2, 70)
     places = [codec.bound(codec.rpc_key(key)).hex() for key in sorted(ROWS)[10 :: len(ROWS) // 7]]
-    live.run("split", keys=places)
+    live.split(*map(bytes.fromhex, places))
     start, end = sorted(ROWS)[100], sorted(ROWS)[-100]
     summary = run(live, source, to_keyspace="70", span=KeyRange(start, end))
     assert summary.regions > summary.files

@@ -105,7 +105,7 @@ def test_regions_that_split_on_the_way(source: StorageLocation, target: LiveClus
 def test_leaders_that_move_and_regions_that_merge_on_the_way(source: StorageLocation, target: LiveCluster) -> None:
     """Leaders change all the while and two regions become one: nothing is lost, nothing is left half."""
     keys = sorted(ROWS)
-    target.run("split", keys=[bound(keys[len(keys) // 3]), bound(keys[2 * len(keys) // 3])])
+    target.split(*(bytes.fromhex(bound(keys[place * len(keys) // 3])) for place in (1, 2)))
     regions = [region for region in target.regions() if bound(b"") < region["start"] < bound(b"\xff" * 99)][:2]
     merge = {"name": "merge", "arguments": {"source": regions[0]["id"], "target": regions[1]["id"]}}
     done = threading.Event()
@@ -116,7 +116,7 @@ def test_leaders_that_move_and_regions_that_merge_on_the_way(source: StorageLoca
             turn += 1
             for region in target.regions():
                 with contextlib.suppress(AssertionError):  # the region was merged away between the two calls
-                    target.run("transfer-leader", region_id=region["id"], store_id=target.store_ids[turn % 3])
+                    target.transfer_leader(region_id=region["id"], store_id=target.store_ids[turn % 3])
 
     target.fail("Ingest", {"command": merge}, count=1, skip=3)
     patient = replace(target.config, retry_budget=PATIENCE)  # a busy machine often comes too late to a leader
@@ -142,7 +142,7 @@ def test_a_store_that_dies_and_comes_back(source: StorageLocation, target: LiveC
 def test_a_store_that_stays_away_ends_the_restore(source: StorageLocation, target: LiveCluster) -> None:
     """Every replica must have the file: with a store gone for good the restore fails, with the reason."""
     victim = target.store_ids[2]
-    reporter = when(StepStarted, "ingest", lambda: target.run("kill-store", store_id=victim))
+    reporter = when(StepStarted, "ingest", lambda: target.kill_store(victim))
     with pytest.raises(RetryBudgetExhausted, match=f"store {victim} "):
         run(target, source, reporter)
     target.heal()

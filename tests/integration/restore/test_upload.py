@@ -76,8 +76,8 @@ def test_files_that_stores_can_fetch_are_not_sent(source: StorageLocation, targe
 def test_regions_cut_uploads_and_any_prefix_goes(source: StorageLocation, target: LiveCluster) -> None:
     """Each region gets its rows only, under names that no store could have given them."""
     codec = KeyCodec(ApiVersion.V2, 3)
-    split = [codec.bound(codec.rpc_key(b"any length" + key[3:])).hex() for key in (b"row00100", b"row00333")]
-    target.run("split", keys=split)
+    split = [codec.bound(codec.rpc_key(b"any length" + key[3:])) for key in (b"row00100", b"row00333")]
+    target.split(*split)
     summary = run(target, source, to_keyspace="3", rewrite_prefix=(b"row", b"any length"))
     assert summary.regions > summary.files
     assert summary.verified

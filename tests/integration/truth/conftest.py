@@ -100,7 +100,7 @@ class World:
 
         def has_come() -> bool:
             for store_id in self.source.store_ids:  # or their cached timestamps would be waited for
-                self.source.run("flush", store_id=store_id)
+                self.source.flush(store_id)
             try:
                 return LogArchive.open(open_store(target.location), "default").end_ts() > until[0]
             except TikvBrError:

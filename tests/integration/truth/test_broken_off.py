@@ -92,7 +92,7 @@ def test_a_store_that_is_down(world: World) -> None:
     for (
         store_id
     ) in world.source.store_ids:  # all, else others take the lead while a slow machine gets through the commands
-        world.source.run("kill-store", store_id=store_id)
+        world.source.kill_store(store_id)
     try:
         for command in NEEDS_STORES:
             ended = world.call(command, "--output", "json", target=world.source.pd, new=str(world.folder / "down"))

@@ -35,7 +35,7 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveCluster
         load(cluster, ROWS)
         codec = cluster.raw().codec
         keys = sorted(ROWS)[:: len(ROWS) // 6][1:]
-        cluster.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in keys])
+        cluster.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
         yield cluster
 
 

@@ -140,7 +140,7 @@ def test_regions_may_have_changed(v2: LiveCluster, options: Options, tmp_path: P
     done = read_entries(open_store(wanted.storage))
     codec = v2.raw().codec
     inside = [codec.bound(codec.rpc_key(KEY % number)) for number in (5, ROWS // 2 + 5, ROWS - 5)]
-    v2.run("split", keys=[key.hex() for key in inside])
+    v2.split(*inside)
     summary = backup(wanted).summary
     assert summary.resumed_ranges == len(done) > 0
     is_whole(wanted, summary, v2, tmp_path)

@@ -32,7 +32,7 @@ def fill(live: LiveCluster) -> None:
     load(live, {KEY % number: b"value %d" % number for number in range(ROWS)})
     codec = live.raw().codec
     bounds = [codec.bound(codec.rpc_key(KEY % number)) for number in range(10, ROWS, 10)]
-    live.run("split", keys=[bound.hex() for bound in bounds])
+    live.split(*bounds)
 
 
 def files_at(wanted: BackupOptions) -> set[str]:
