@@ -44,7 +44,7 @@ def _run(count: int) -> tuple[float, float, float]:
     session = run_tasks(
         tasks,
         nothing,
-        options=ExecutorOptions("spark", f"local[{CORES}]"),
+        options=ExecutorOptions(executor="spark", spark_master=f"local[{CORES}]"),
         on_result=lambda _index: ended.append(time.monotonic()),
     )
     each = (ended[-1] - ended[0]) / max(count - 1, 1) * CORES * 1000

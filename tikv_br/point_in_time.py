@@ -154,13 +154,12 @@ def temporary_location(options: PointOptions, sources: MergeSources) -> StorageL
 def merge_output(options: PointOptions, work: StorageLocation) -> BackupOptions:
     """Options of the temporary backup. A merge computes: it has as many tasks at once as fit, not as a restore has files."""
     wanted = options.restore
-    executor = wanted.executor
     return BackupOptions(
         cluster=wanted.cluster,
         storage=work,
-        executor=executor.executor,
-        spark_master=executor.master,
-        spark_settings=executor.settings,
+        executor=wanted.executor.executor,
+        spark_master=wanted.executor.spark_master,
+        spark_settings=wanted.executor.spark_settings,
         lock_wait=wanted.lock_wait,
         no_resume=not wanted.resume,
         dry_run=wanted.dry_run,

@@ -116,7 +116,7 @@ def test_tasks_of_spark_share_the_limit(concurrency: int | None) -> None:
     run_tasks(
         tasks,
         Reading(limit),
-        options=ExecutorOptions("spark", options.spark_master, concurrency),
+        options=ExecutorOptions(executor="spark", spark_master=options.spark_master, concurrency=concurrency),
         on_result=spans.append,
     )
     seconds = max(end for _, end in spans) - min(began for began, _ in spans)

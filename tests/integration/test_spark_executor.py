@@ -17,8 +17,8 @@ from tikv_br.progress_events import Event, Notice, TasksProgress
 from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, run_tasks
 from tikv_br.tasks.task import TaskContext
 
-SPARK = ExecutorOptions("spark", "local[2]")
-DRIVER = ExecutorOptions("driver", concurrency=2)
+SPARK = ExecutorOptions(executor="spark", spark_master="local[2]")
+DRIVER = ExecutorOptions(executor="driver", concurrency=2)
 END_SECONDS = 60  # 5 on a quiet machine; the other tasks sleep for four minutes
 """In which a run ends once a task has failed or a signal has come."""
 BOTH = pytest.mark.parametrize("options", [SPARK, DRIVER], ids=["spark", "driver"])
@@ -88,7 +88,7 @@ def test_first_error_is_raised_as_itself_and_cancels_the_rest(options: ExecutorO
         run_tasks(
             [(number, str(tmp_path)) for number in (1, 2, 3)],
             full_at_three,
-            options=ExecutorOptions(options.executor, "local[3]", 3),
+            options=ExecutorOptions(executor=options.executor, spark_master="local[3]", concurrency=3),
             on_result=lambda _: None,
             name_of=lambda task: f"interval-{task[0]}",
         )
@@ -105,7 +105,7 @@ def test_the_first_error_ends_the_run_within_seconds(executor: ExecutorKind, kin
         run_tasks(
             [(number, str(tmp_path), kind) for number in (0, 1, 2)],
             fails_beside_work,
-            options=ExecutorOptions(executor, "local[3]", 3),
+            options=ExecutorOptions(executor=executor, spark_master="local[3]", concurrency=3),
             on_result=lambda _: None,
         )
     assert time.time() - (tmp_path / "failed").stat().st_mtime < END_SECONDS
@@ -145,7 +145,7 @@ def test_an_empty_list_of_tasks_starts_no_java(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     kinds: list[ExecutorKind] = ["spark", "driver"]
     for kind in kinds:
-        run_tasks([], square, options=ExecutorOptions(kind), on_result=lambda _: None)
+        run_tasks([], square, options=ExecutorOptions(executor=kind), on_result=lambda _: None)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pyspark forgets the pipe of a dead JVM

@@ -29,15 +29,15 @@ from tikv_br.tasks.task import TaskContext, TaskMessage
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-SPARK = ExecutorOptions("spark", "local[2]")
-DRIVER = ExecutorOptions("driver", concurrency=2)
+SPARK = ExecutorOptions(executor="spark", spark_master="local[2]")
+DRIVER = ExecutorOptions(executor="driver", concurrency=2)
 BOTH = pytest.mark.parametrize("options", [SPARK, DRIVER], ids=["spark", "driver"])
 
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkContext]:
     """The one session of this module."""
-    with spark_context(SPARK.master) as context:
+    with spark_context(SPARK.spark_master) as context:
         yield context
 
 
@@ -47,7 +47,7 @@ def shared_session(session: SparkContext, monkeypatch: pytest.MonkeyPatch) -> No
 
     @contextlib.contextmanager
     def given(master: str, *, concurrency: int | None, settings: SparkSettings) -> Iterator[SparkContext]:
-        assert (master, concurrency, settings) == (SPARK.master, SPARK.concurrency, SPARK.settings)
+        assert (master, concurrency, settings) == (SPARK.spark_master, SPARK.concurrency, SPARK.spark_settings)
         yield session
 
     monkeypatch.setattr(executor, "spark_context", given)

@@ -76,7 +76,7 @@ def test_each_backup_adds_up(
             RestoreOptions(
                 target.config,
                 StorageLocation("local", str(tmp_path / str(number))),
-                executor=ExecutorOptions("driver", concurrency=2),
+                executor=ExecutorOptions(executor="driver", concurrency=2),
                 key_mode=KeyMode.TXN,
             )
         )

@@ -20,21 +20,20 @@ from tikv_br.backupset.lease import PathLease
 from tikv_br.backupset.sealed import with_key_of, write_record
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.errors import LogDamaged, UsageError
+from tikv_br.errors import LogDamaged
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.steps import FunctionStep, Step, run_steps
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.executor import ExecutorChoice, ExecutorKind, ExecutorOptions, choose_executor, run_tasks
-from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
+from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, choose_executor, run_tasks
 
 FILE_BYTES = 96 << 20
 """Keys and values of a file, about."""
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionOptions:
+class CompactionOptions(ExecutorOptions):
     """Options of a compaction."""
 
     storage: StorageLocation
@@ -43,11 +42,6 @@ class CompactionOptions:
     """End of the last segment to replace; 0 = all."""
     grace: float = GRACE_SECONDS
     """Seconds for which replaced segments are kept."""
-    executor: ExecutorChoice = "auto"
-    spark_master: str = "local[*]"
-    spark_settings: SparkSettings = NO_SETTINGS
-    concurrency: int | None = None
-    """Maximum number of concurrent tasks; None = the executor's default."""
     rate_limit: int = 0
     """Maximum upload rate in bytes per second; 0 = unlimited."""
     lock_wait: float = 0.0
@@ -55,16 +49,6 @@ class CompactionOptions:
     dry_run: bool = False
     task_bytes: int = TASK_BYTES
     file_bytes: int = FILE_BYTES
-
-    def check(self) -> None:
-        """Raise `UsageError` for options that are invalid for every log."""
-        if self.executor != "driver":
-            check_settings(self.spark_master, self.spark_settings)
-            if self.rate_limit and not is_local(self.spark_master) and self.concurrency is None:
-                raise UsageError(
-                    "--ratelimit on a Spark cluster needs --concurrency",
-                    hint="The limit is divided among the concurrent tasks.",
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +144,9 @@ def compact(options: CompactionOptions, reporter: Reporter = silent) -> Compacti
 
 def compaction_steps(options: CompactionOptions) -> list[Step[CompactionContext]]:
     """The steps, in order. A dry run leaves out every step that writes."""
-    check: Step[CompactionContext] = FunctionStep("check the input", lambda context: context.options.check())
+    check: Step[CompactionContext] = FunctionStep(
+        "check the input", lambda context: context.options.check_executor(context.options.rate_limit)
+    )
     read = FunctionStep("read the log", read_log)
     if options.dry_run:
         return [check, read]
@@ -230,12 +216,7 @@ def rewrite(context: CompactionContext) -> None:
     context.session_seconds = run_tasks(
         chunks,
         partial(rewrite_chunk, job),
-        options=ExecutorOptions(
-            context.executor,
-            options.spark_master,
-            slots if context.executor == "driver" else options.concurrency,
-            options.spark_settings,
-        ),
+        options=options.choose(context.executor, slots),
         on_result=add,
         reporter=context.report,
         planned_bytes=[sum(file.total_bytes for file in chunk.files) for chunk in chunks],

@@ -200,7 +200,7 @@ def read_runs(files: FileInput, source: Input, limits: RowLimits = DEFAULT_LIMIT
     run_tasks(
         [shared for part in files.parts for shared in [_SharedPart(part)] * min(part.tasks, threads)],
         read,
-        options=ExecutorOptions("driver", concurrency=threads),
+        options=ExecutorOptions(executor="driver", concurrency=threads),
         on_result=lambda _: None,
         name_of=lambda _: "reading the input",
     )
@@ -303,7 +303,7 @@ def run_partitions(
     run_tasks(
         partitions,
         lambda partition, context: function(runs.rows(partition), context),
-        options=ExecutorOptions("driver", concurrency=_threads()),
+        options=ExecutorOptions(executor="driver", concurrency=_threads()),
         on_result=results.append,
         name_of=lambda partition: str(partitions.index(partition)),
         reporter=reporter,

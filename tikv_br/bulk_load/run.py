@@ -31,28 +31,23 @@ from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.executor import ExecutorChoice, ExecutorOptions
-from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings
+from tikv_br.tasks.executor import ExecutorOptions
 
 NO_STAGING = StorageLocation("local", "/nonexistent")
 """Placeholder for the location of a load without staging; nothing opens it."""
 
 
 @dataclass(frozen=True, slots=True)
-class BulkLoadOptions:
-    """Options of one bulk load."""
+class BulkLoadOptions(ExecutorOptions):
+    """Options of one bulk load; the executor reads the input."""
 
     cluster: ClusterConfig = field(metadata=compared_as("identity"))
     staging: StorageLocation | None = field(metadata=MAY_CHANGE)
     """Folder for the temporary backup, which gets a subfolder of its own; None with `Mode.PUT`."""
     stage: StageOptions = field(metadata=compared_as("identity"))
     mode: Mode = field(default=Mode.INGEST, metadata=MAY_CHANGE)
-    executor: ExecutorChoice = field(default="auto", metadata=MAY_CHANGE)
-    """Reader of the input: threads of this process (``driver``), Spark, or chosen by size and format."""
-    spark_master: str = field(default="local[*]", metadata=MAY_CHANGE)
-    spark_settings: SparkSettings = field(default=NO_SETTINGS, metadata=MAY_CHANGE)
     via: Via = field(default=Via.AUTO, metadata=MAY_CHANGE)
-    concurrency: int = field(default=DEFAULT_CONCURRENCY, metadata=MAY_CHANGE)
+    concurrency: int = field(default=DEFAULT_CONCURRENCY, metadata=MAY_CHANGE, kw_only=True)
     """Number of files ingested in parallel, or of requests that put rows."""
     rate_limit: int = field(default=0, metadata=MAY_CHANGE)
     """Maximum rate per store of downloads, or of puts, in bytes per second; 0 = unlimited."""
@@ -158,7 +153,7 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
             send_credentials=options.send_credentials,
             resume=options.resume,
             lock_wait=options.lock_wait,
-            executor=ExecutorOptions("driver", concurrency=options.concurrency),
+            executor=ExecutorOptions(executor="driver", concurrency=options.concurrency),
         ),
         reporter,
     )

@@ -221,7 +221,7 @@ def merge_runs(context: RunsContext) -> None:
     run_tasks(
         plan,
         partial(merge_range, job, load, runs),
-        options=ExecutorOptions("driver", concurrency=context.engine.slots),
+        options=ExecutorOptions(executor="driver", concurrency=context.engine.slots),
         on_result=context.results.append,
         reporter=context.report,
         planned_bytes=[each.size for each in intervals],

@@ -6,14 +6,14 @@ import enum
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import TikvBrError
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings
+from tikv_br.tasks.executor import ExecutorOptions
 
 if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster
@@ -115,10 +115,8 @@ class CheckOptions:
 
     cluster: ClusterConfig
     storage: StorageLocation | None = None
-    executor: str = "auto"
-    """``auto``, ``driver`` or ``spark``: whether Java and Spark are needed."""
-    spark_master: str = "local[*]"
-    spark_settings: SparkSettings = NO_SETTINGS
+    tasks: ExecutorOptions = field(default_factory=ExecutorOptions)
+    """They say whether Java and Spark are needed."""
     timeout: float = 10.0
     """Maximum duration of one probe."""
     send_credentials: bool = True

@@ -36,7 +36,7 @@ SPARK_SECONDS = 90.0
 
 def probe_java(context: ProbeContext) -> ProbeOutcome:
     """Java is there, and new enough: needed by Spark only."""
-    wanted = context.options.executor
+    wanted = context.options.tasks.executor
     if wanted == "driver":
         raise ProbeSkipped("not needed with --executor driver")
     try:
@@ -48,13 +48,13 @@ def probe_java(context: ProbeContext) -> ProbeOutcome:
 
 def probe_spark(context: ProbeContext) -> ProbeOutcome:
     """Spark starts and runs a task, where it was asked for; else that it is installed."""
-    wanted, master = context.options.executor, context.options.spark_master
+    wanted, master = context.options.tasks.executor, context.options.tasks.spark_master
     if wanted == "driver":
         raise ProbeSkipped("not needed with --executor driver")
     version = importlib.metadata.version("pyspark")
     if wanted != "spark":
         return ok(f"pyspark {version}; pass --executor spark to start it")
-    with spark_context(master, settings=context.options.spark_settings) as spark:
+    with spark_context(master, settings=context.options.tasks.spark_settings) as spark:
         answer = spark.parallelize([1], 1).map(_plus_one).collect()
     if answer != [2]:
         return fail(f"a task on {master} answered {answer}", "Check the workers' Python: see PYSPARK_PYTHON.")

@@ -196,7 +196,6 @@ def _run(
         keyspaces=tuple(flags.keyspaces or ()),
         compression=Compression.from_label(flags.compression),
         gc_ttl=math.ceil(flags.gc_ttl),
-        spark_settings=flags.tasks.spark_settings(),
         **others,
     )
     with progress_display(flags.out) as display:
@@ -264,7 +263,6 @@ def merge_backups(flags: MergeFlags, context: typer.Context) -> None:
         storage=flags.location,
         file_kind=FileKind(flags.file_format),
         compression=Compression.from_label(flags.compression),
-        spark_settings=flags.tasks.spark_settings(),
     )
     wanted = MergeOptions(
         output,

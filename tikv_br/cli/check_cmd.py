@@ -57,6 +57,7 @@ def check_all(flags: CheckFlags) -> None:
 
 def _options(flags: CheckFlags) -> CheckOptions:
     from tikv_br.check.probe import CheckOptions
+    from tikv_br.tasks.executor import ExecutorOptions
 
     place = flags.s3.locate(flags.storage) if flags.storage else None
     seconds = kinds.parse_duration(flags.timeout)
@@ -71,11 +72,8 @@ def _options(flags: CheckFlags) -> CheckOptions:
         retry_budget=seconds / 4,
         busy_budget=0.0,
     )
-    spark = flags.spark
-    settings = spark.spark_settings()
-    return CheckOptions(
-        short, place, spark.executor, spark.spark_master, settings, seconds, send_credentials=flags.send_credentials
-    )
+    tasks = flags.fill(ExecutorOptions)
+    return CheckOptions(short, place, tasks, seconds, send_credentials=flags.send_credentials)
 
 
 def _show(asked: CheckOptions, out: Output) -> None:

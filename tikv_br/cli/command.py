@@ -148,6 +148,10 @@ class Flags:
         dataclass(frozen=True, kw_only=True)(cls)
         cls.own = shared, prefix
 
+    def combined(self) -> dict[str, Any]:
+        """Options that several of the flags make together. Raises `UsageError`."""
+        return {}
+
     def fill(self, options: type[Options], **others: object) -> Options:
         """An operation's options, from the flags of the same names and `others`."""
         return options(**self.values(options) | others)
@@ -172,6 +176,7 @@ def _values(flags: Flags) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Flags):
             yield from _values(value)
         yield field.name, value
+    yield from flags.combined().items()
 
 
 def command(

@@ -94,8 +94,7 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
         else:
             draft.place = place = flags.choose(context)
             a, b = BackupChoice(place, keyspace), ClusterChoice(near, flags.other_keyspace)
-        settings = flags.tasks.spark_settings()
-        options = flags.fill(DiffOptions, a=a, b=b, span=span, spark_settings=settings)
+        options = flags.fill(DiffOptions, a=a, b=b, span=span)
         with progress_display(out) as display:
             result = run.diff(options, draft.listen(display))
         _list(out, result, flags.range.form)

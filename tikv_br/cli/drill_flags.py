@@ -64,7 +64,6 @@ class RehearsedBackupFlags(Flags):
             storage=place,
             keyspaces=tuple(self.keyspaces or ()),
             dst_api_version=ApiVersion.from_label(self.dst_api_version) if self.dst_api_version else None,
-            spark_settings=self.spark.spark_settings(),
         )
 
     @property

@@ -79,7 +79,6 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
         storage=flags.storage_flags.s3.locate(flags.storage),
         ranges=wanted,
         keyspaces=(flags.keyspace,) if flags.keyspace else (),
-        spark_settings=flags.tasks.spark_settings(),
     )
     backup = (
         backup_flags.choose(context, flags.storage_flags, "from_backup", flags.chosen, flags.from_backup)

@@ -123,8 +123,7 @@ class BulkLoadFlags(shared.CommandFlags):
 )
 def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
     """Load the rows of Parquet, CSV or JSON files, or of any other input that Spark reads, as SSTs or by puts, and verify the result."""
-    settings = flags.spark.spark_settings()
-    check_settings(flags.spark.spark_master, settings)
+    check_settings(flags.spark.spark_master, flags.spark.combined()["spark_settings"])
     _check_mode(flags, context)
     if (flags.on_duplicate == "last") != bool(flags.order_column):
         raise UsageError(
@@ -164,7 +163,6 @@ def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
         stage=stage,
         mode=Mode(flags.mode),
         via=Via(flags.via),
-        spark_settings=settings,
     )
     with progress_display(flags.out) as display:
         done = bulk_load(options, display)

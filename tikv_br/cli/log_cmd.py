@@ -259,7 +259,6 @@ def compact_log(flags: LogCompactFlags) -> None:
         log_id=flags.log_id,
         until_ts=parse_ts_or_latest(flags.until, "--until"),
         rate_limit=flags.ratelimit,
-        spark_settings=flags.tasks.spark_settings(),
     )
     with progress_display(flags.out) as display:
         done = compact(options, display)

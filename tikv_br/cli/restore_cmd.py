@@ -219,9 +219,7 @@ def _options(name: str, flags: RestoreFlags, storage: StorageLocation, **others:
         file_check=FileCheck(flags.file_check),
         state=flags.storage_flags.locate(flags.state) if flags.state else None,
         command=name,
-        executor=ExecutorOptions(
-            flags.spark.executor, flags.spark.spark_master, flags.concurrency, flags.spark.spark_settings()
-        ),
+        executor=flags.fill(ExecutorOptions),
         **others,
     )
 

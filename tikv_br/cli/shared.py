@@ -318,9 +318,9 @@ class SparkMasterFlags(Flags, shared=True):
         metavar="FILE",
     )
 
-    def spark_settings(self) -> SparkSettings:
-        """Return the settings for starting Spark. Raises `UsageError`."""
-        return SparkSettings.parse(self.spark_conf, self.spark_archive)
+    def combined(self) -> dict[str, Any]:
+        """The settings for starting Spark."""
+        return {"spark_settings": SparkSettings.parse(self.spark_conf, self.spark_archive)}
 
 
 class SparkFlags(SparkMasterFlags, shared=True):

@@ -50,8 +50,6 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
             level=Level(flags.level),
             cluster=flags.cluster.config() if flags.level == "restore" else None,
             subset=Subset.parse(flags.subset),
-            executor=flags.tasks.executor,
-            spark_settings=flags.tasks.spark_settings(),
         )
         out = flags.out
         findings: list[Finding] = []

@@ -19,7 +19,6 @@ from tikv_br.tasks.executor import (
     MIN_SPARK_BYTES,
     MIN_SPARK_TASKS,
     ExecutorKind,
-    ExecutorOptions,
     choose_and_explain,
 )
 from tikv_br.tasks.settings import is_local
@@ -52,11 +51,6 @@ class Engine:
         """The fixed engine of `--base`, `backup merge` or `export raw`; all rows pass through its tasks."""
         executor, executor_reason = _executor(options)
         return cls(name, reason, executor, executor_reason, _slots(options, executor, only_sends_requests=False))
-
-    def executor_options(self, options: BackupOptions) -> ExecutorOptions:
-        """The options for running its tasks."""
-        concurrency = self.slots if self.executor == "driver" else options.concurrency
-        return ExecutorOptions(self.executor, options.spark_master, concurrency, options.spark_settings)
 
     def settle_executor(self, options: BackupOptions, plan: Sequence[Interval]) -> Engine:
         """The engine with the executor that fits the plan, unless it was requested or is a Spark cluster."""

@@ -18,8 +18,7 @@ from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.executor import ExecutorChoice
-from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
+from tikv_br.tasks.executor import ExecutorOptions
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 
@@ -66,7 +65,7 @@ EngineKind: TypeAlias = Literal["auto", "store", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
-class BackupOptions:
+class BackupOptions(ExecutorOptions):
     """Options of one backup. Keys are user keys; an empty end means unbounded. Times are in seconds."""
 
     cluster: ClusterConfig = field(metadata=compared_as("cluster_id"))
@@ -86,8 +85,6 @@ class BackupOptions:
     file_bytes: int = field(default=DEFAULT_FILE_BYTES, metadata=MAY_CHANGE)
     """Target size of a file that tikv-br writes, in bytes of keys and values before encoding and compression: the page that
     reaches it is the last of the file. Stores write one file per region and ignore it."""
-    concurrency: int | None = field(default=None, metadata=MAY_CHANGE)
-    """Maximum number of concurrent tasks; None = the executor's default."""
     safe_interval: float = field(default=60.0, metadata=MAY_CHANGE)
     """Seconds by which backup-ts is behind PD's clock."""
     gc_ttl: int = field(default=300, metadata=MAY_CHANGE)
@@ -101,9 +98,6 @@ class BackupOptions:
     send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
     """Send this process's storage credentials to the stores; otherwise they use their own."""
     engine: EngineKind = field(default="auto", metadata=compared_as("engine"))
-    executor: ExecutorChoice = field(default="auto", metadata=MAY_CHANGE)
-    spark_master: str = field(default="local[*]", metadata=MAY_CHANGE)
-    spark_settings: SparkSettings = field(default=NO_SETTINGS, metadata=MAY_CHANGE)
     lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
     """Seconds to wait for the lock of the path if another run holds it."""
     no_resume: bool = field(default=False, metadata=MAY_CHANGE)
@@ -124,14 +118,7 @@ class BackupOptions:
             raise UsageError("--file-size must be positive")
         if self.gc_ttl < 0 or self.safe_interval < 0:
             raise UsageError("--gc-ttl and --safe-interval must not be negative")
-        if self.executor != "driver":
-            check_settings(self.spark_master, self.spark_settings)
-        somewhere_else = self.executor != "driver" and not is_local(self.spark_master)
-        if self.rate_limit and somewhere_else and self.concurrency is None:
-            raise UsageError(
-                "--ratelimit on a Spark cluster needs --concurrency",
-                hint="The limit of each store is divided among the concurrent tasks.",
-            )
+        self.check_executor(self.rate_limit)
 
     def _check_ranges(self) -> None:
         ordered = sorted(self.ranges)

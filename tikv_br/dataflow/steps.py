@@ -144,7 +144,7 @@ def run_backup_tasks(
     context.session_seconds += run_tasks(
         [interval.span for interval in plan],
         function,
-        options=context.engine.executor_options(context.options),
+        options=context.options.choose(context.engine.executor, context.engine.slots),
         on_result=context.add_result,
         name_of=str,
         reporter=context.report,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.executor import DRIVER_THREADS, ExecutorChoice, ExecutorOptions
-from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings
+from tikv_br.tasks.executor import ExecutorOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class BackupChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffOptions:
+class DiffOptions(ExecutorOptions):
     """Options of one comparison of A, the reference, with B."""
 
     a: ClusterChoice | BackupChoice
@@ -44,12 +42,6 @@ class DiffOptions:
     """Accept that an explicit range or keyspace has no row on either side."""
     exact: bool = False
     """Compare all rows. Checksums miss identical changes in an even number of rows."""
-    executor: ExecutorChoice = "auto"
-    """``auto`` (here), ``driver`` or ``spark``."""
-    spark_master: str = "local[*]"
-    spark_settings: SparkSettings = NO_SETTINGS
-    concurrency: int | None = None
-    """Number of concurrent tasks; None = the executor's default."""
 
     @property
     def has_choice(self) -> bool:
@@ -59,6 +51,4 @@ class DiffOptions:
     @property
     def where(self) -> ExecutorOptions:
         """Return the executor: this machine unless Spark was requested, because the stores do most of the work."""
-        if self.executor == "spark":
-            return ExecutorOptions("spark", self.spark_master, self.concurrency, self.spark_settings)
-        return ExecutorOptions("driver", concurrency=self.concurrency or min(DRIVER_THREADS, 2 * (os.cpu_count() or 1)))
+        return self.choose("spark" if self.executor == "spark" else "driver", self.threads)

@@ -22,7 +22,6 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, run_steps
 from tikv_br.tasks.executor import run_tasks
-from tikv_br.tasks.settings import check_settings
 
 
 @dataclass
@@ -208,8 +207,7 @@ def diff(options: DiffOptions, reporter: Reporter = silent) -> DiffResult:
 
     Raises `UsageError` for sides that cannot be compared, and the `TikvBrError` that prevented the comparison.
     """
-    if options.executor == "spark":
-        check_settings(options.spark_master, options.spark_settings)
+    options.check_executor()
     began = time.monotonic()
     context = DiffContext(options, reporter)
     with context.clusters:

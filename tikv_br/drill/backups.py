@@ -22,6 +22,7 @@ from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.progress_events import Notice
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorOptions
 
 MACHINE_CLOCK = "this machine's clock"
 SOURCE_TSO = "the source's timestamps"
@@ -32,16 +33,14 @@ def check_source(context: DrillContext) -> None:
     """Run the probes of `check` on cluster, storage and machine. Raises `ProbesFailed`."""
     options = context.options.backup
     if options is not None:
-        place = context.options.backups
-        spark = options.executor, options.spark_master, options.spark_settings
-        _check(CheckOptions(options.cluster, place, *spark, timeout=PROBE_SECONDS))
+        _check(CheckOptions(options.cluster, context.options.backups, options, timeout=PROBE_SECONDS))
 
 
 def check_target(context: DrillContext) -> None:
     """Run the probes of `check` on a target cluster. Raises `ProbesFailed`."""
     target = context.options.target
     if isinstance(target, ClusterTarget):
-        _check(CheckOptions(target.cluster, None, "driver", timeout=PROBE_SECONDS))
+        _check(CheckOptions(target.cluster, None, ExecutorOptions(executor="driver"), timeout=PROBE_SECONDS))
 
 
 def make_backup(context: DrillContext) -> None:

@@ -202,7 +202,7 @@ def copy(context: ExportContext) -> None:
     context.session_seconds = run_tasks(
         tasks,
         partial(run_export_task, ExportJob(source, options.read.storage, table)),
-        options=engine.executor_options(options.read),
+        options=options.read.choose(engine.executor, engine.slots),
         on_result=context.parts.append,
         name_of=str,
         reporter=context.reporter,

@@ -96,4 +96,4 @@ class RestoreOptions:
     dry_run: bool = field(default=False, metadata=MAY_CHANGE)
     key_mode: KeyMode = field(default=KeyMode.RAW, metadata=MAY_CHANGE)
     """Mode of the data. Transactional data are always ingested."""
-    executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"), metadata=MAY_CHANGE)
+    executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions(executor="driver"), metadata=MAY_CHANGE)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
 
 from tikv_br.cancellation import Cancellation
-from tikv_br.errors import SparkUnavailable
+from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.resume_options import MAY_CHANGE
 from tikv_br.tasks.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
 from tikv_br.tasks.collector import Collector
 from tikv_br.tasks.jobs import by_value, spark_job
 from tikv_br.tasks.session import driver_host, spark_context
-from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, is_local
+from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
 from tikv_br.tasks.task import SharedObjects, TaskContext, TaskMessage, run_task
 
 logger = logging.getLogger(__name__)
@@ -41,17 +43,41 @@ _CANCEL_SECONDS = 2.0
 """Seconds for cancelled tasks to clean up before the run ends without them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """Executor of tasks: "spark" on ``master``, or "driver" (threads); ``concurrency`` None: as many as fit.
+    """Where tasks run: options of each operation that can use Spark."""
 
-    "auto" is for tasks whose bytes do not pass through Python: see `choose_executor`.
-    """
+    executor: ExecutorChoice = field(default="auto", metadata=MAY_CHANGE)
+    """``driver`` (threads of this process), ``spark``, or ``auto``: by the work, see `choose_executor`."""
+    spark_master: str = field(default="local[*]", metadata=MAY_CHANGE)
+    spark_settings: SparkSettings = field(default=NO_SETTINGS, metadata=MAY_CHANGE)
+    concurrency: int | None = field(default=None, metadata=MAY_CHANGE)
+    """Maximum number of concurrent tasks; None = the executor's default."""
 
-    executor: ExecutorChoice = "spark"
-    master: str = "local[*]"
-    concurrency: int | None = None
-    settings: SparkSettings = NO_SETTINGS
+    @property
+    def threads(self) -> int:
+        """Number of tasks on this machine that wait for storage or stores most of their time."""
+        return self.concurrency or min(DRIVER_THREADS, 2 * (os.cpu_count() or 1))
+
+    def check_executor(self, rate_limit: int = 0) -> None:
+        """Raise `UsageError` for what Spark would refuse, and for a rate limit that cannot be divided."""
+        if self.executor == "driver":
+            return
+        check_settings(self.spark_master, self.spark_settings)
+        if rate_limit and not is_local(self.spark_master) and self.concurrency is None:
+            raise UsageError(
+                "--ratelimit on a Spark cluster needs --concurrency",
+                hint="The limit is divided among the concurrent tasks.",
+            )
+
+    def choose(self, executor: ExecutorKind, threads: int) -> ExecutorOptions:
+        """The options with the chosen executor; the driver has this number of threads."""
+        return ExecutorOptions(
+            executor=executor,
+            spark_master=self.spark_master,
+            spark_settings=self.spark_settings,
+            concurrency=threads if executor == "driver" else self.concurrency,
+        )
 
 
 def choose_executor(tasks: int, task_bytes: int = 0) -> ExecutorKind:
@@ -79,7 +105,7 @@ def run_tasks(
     tasks: Sequence[T],
     function: Callable[[T, TaskContext], R],
     *,
-    options: ExecutorOptions = ExecutorOptions(),
+    options: ExecutorOptions,
     on_result: Callable[[R], None],
     name_of: Callable[[T], str] = str,
     reporter: Reporter = silent,
@@ -163,18 +189,18 @@ def _run_on_spark(
     reporter: Reporter,
 ) -> float:
     """Returns the seconds until the session stood."""
-    host = "127.0.0.1" if is_local(options.master) else ANY_HOST
+    host = "127.0.0.1" if is_local(options.spark_master) else ANY_HOST
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(
-            spark_context(options.master, concurrency=options.concurrency, settings=options.settings)
+            spark_context(options.spark_master, concurrency=options.concurrency, settings=options.spark_settings)
         )
         seconds = time.monotonic() - began
-        reporter(Notice(f"the Spark session on {options.master} has started in {seconds:.1f} s"))
+        reporter(Notice(f"the Spark session on {options.spark_master} has started in {seconds:.1f} s"))
         collector.begin()
         listener = stack.enter_context(ProgressListener(collector.put, host, driver_host(context)))
         work = ((index, (task, name_of(task))) for index, task in enumerate(tasks))
-        one = partial(_run_one, function, listener.address, on_cluster=not is_local(options.master))
+        one = partial(_run_one, function, listener.address, on_cluster=not is_local(options.spark_master))
         outcomes = context.parallelize(work, len(tasks)).mapPartitions(by_value(partial(map, one)))
         job = stack.enter_context(spark_job(context, outcomes.collect))
         while not collector.complete and not job.done():

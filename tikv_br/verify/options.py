@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,7 @@ from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.executor import DRIVER_THREADS, ExecutorChoice
-from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings
+from tikv_br.tasks.executor import ExecutorOptions
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _PART = re.compile(r"(\d+)/(\d+)")
@@ -84,7 +82,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyOptions:
+class VerifyOptions(ExecutorOptions):
     """Options of one verification."""
 
     storage: StorageLocation
@@ -95,14 +93,3 @@ class VerifyOptions:
     """Files to verify at the levels above `Level.META`."""
     seed: int = 0
     """Seed for the choice of a subset."""
-    executor: ExecutorChoice = "auto"
-    """``auto``: threads on this machine, or Spark if there is much to read."""
-    spark_master: str = "local[*]"
-    spark_settings: SparkSettings = NO_SETTINGS
-    concurrency: int | None = None
-    """Number of files verified in parallel; None = the executor's default."""
-
-    @property
-    def threads(self) -> int:
-        """Number of files verified in parallel on this machine; each takes some tens of MiB of memory."""
-        return self.concurrency or min(DRIVER_THREADS, 2 * (os.cpu_count() or 1))

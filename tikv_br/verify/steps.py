@@ -23,8 +23,7 @@ from tikv_br.formats.keys.ranges import KeyRange, subtract
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.open import open_store
-from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, run_tasks
-from tikv_br.tasks.settings import check_settings
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.verify.checks import CompareJob, FileJob, TaskFindings, check_part, compare_with_cluster, name_of
 from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.records import check_listing, check_records, read_records
@@ -39,8 +38,7 @@ def check_options(options: VerifyOptions) -> None:
         raise UsageError("--subset cannot be used at level meta, which reads no files")
     if options.level is Level.RESTORE and options.cluster is None:
         raise UsageError("level restore compares the backup with a cluster: pass --pd")
-    if options.executor == "spark":
-        check_settings(options.spark_master, options.spark_settings)
+    options.check_executor()
 
 
 def compare_tasks(
@@ -55,11 +53,8 @@ def compare_tasks(
 
 def choose_executor(options: VerifyOptions, work_bytes: int) -> ExecutorOptions:
     """The executor for tasks that read ``work_bytes`` from the storage."""
-    kind: ExecutorKind = "driver"
-    if options.executor == "spark" or (options.executor == "auto" and work_bytes >= SPARK_BYTES):
-        kind = "spark"
-    threads = options.threads if kind == "driver" else options.concurrency
-    return ExecutorOptions(kind, options.spark_master, threads, options.spark_settings)
+    by_spark = options.executor == "spark" or (options.executor == "auto" and work_bytes >= SPARK_BYTES)
+    return options.choose("spark" if by_spark else "driver", options.threads)
 
 
 FOREIGN_NOTES = 20

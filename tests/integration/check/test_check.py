@@ -25,6 +25,7 @@ from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorChoice, ExecutorOptions
 
 PATIENT = 60.0
 """Seconds for a probe, on a busy machine."""
@@ -44,9 +45,11 @@ def moto() -> Iterator[S3Server]:
         yield server
 
 
-def look(cluster: ClusterConfig, storage: StorageLocation | None = None, executor: str = "driver") -> dict[str, Result]:
+def look(
+    cluster: ClusterConfig, storage: StorageLocation | None = None, executor: ExecutorChoice = "driver"
+) -> dict[str, Result]:
     """All results by name."""
-    results = check(CheckOptions(cluster, storage, executor, timeout=PATIENT))
+    results = check(CheckOptions(cluster, storage, ExecutorOptions(executor=executor), timeout=PATIENT))
     return {result.name: result for result in results}
 
 
@@ -77,7 +80,7 @@ def test_a_sound_cluster_and_directory(live: LiveCluster, tmp_path: Path) -> Non
 def test_storage_that_stores_cannot_open(live: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warning has the reason and the alternatives: a folder of this machine only, and missing credentials."""
     with azurite_server() as azurite:
-        options = CheckOptions(live.config, azurite.location("p"), "driver", timeout=PATIENT)
+        options = CheckOptions(live.config, azurite.location("p"), ExecutorOptions(executor="driver"), timeout=PATIENT)
         assert stores_of(options) == (Status.OK, "opened by 3 stores", "")
         assert b"<Name>" not in azurite.request("GET", CONTAINER, "restype=container&comp=list")[1]
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)  # of this process, not of the stores

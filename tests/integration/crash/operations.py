@@ -98,7 +98,7 @@ INGEST = RestoreOptions(
     StorageLocation("local", "/nowhere"),
     import_mode=True,
     rate_limit=1 << 30,
-    executor=ExecutorOptions("driver", concurrency=2),
+    executor=ExecutorOptions(executor="driver", concurrency=2),
 )
 
 

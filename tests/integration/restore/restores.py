@@ -36,7 +36,7 @@ WARM = (
 
 def options_of(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreOptions:
     """A restore by a few tasks at once, so that there is a middle to end in."""
-    executor = ExecutorOptions("driver", concurrency=THREADS)
+    executor = ExecutorOptions(executor="driver", concurrency=THREADS)
     return RestoreOptions(cluster=live.config, storage=location, executor=executor, **changes)  # type: ignore[arg-type]
 
 

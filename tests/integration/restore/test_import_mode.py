@@ -132,7 +132,7 @@ def test_abort_ends_it_too(source: StorageLocation, target: LiveCluster) -> None
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed(source: StorageLocation, target: LiveCluster, number: signal.Signals) -> None:
     """SIGTERM puts everything back; after SIGKILL the next command does, even one that is refused later."""
-    executor = ExecutorOptions("driver", concurrency=2)
+    executor = ExecutorOptions(executor="driver", concurrency=2)
     options = RestoreOptions(cluster=target.config, storage=source, executor=executor, import_mode=True)
     target.fail("Ingest", {"delay": {"seconds": 1.5}}, count=-1)
     with Forks(*WARM) as forks:

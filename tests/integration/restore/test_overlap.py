@@ -30,7 +30,7 @@ TASKS = 4
 
 def options_of(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreOptions:
     """A restore by a few tasks at once."""
-    executor = ExecutorOptions("driver", concurrency=TASKS)
+    executor = ExecutorOptions(executor="driver", concurrency=TASKS)
     return RestoreOptions(live.config, location, executor=executor, concurrency=TASKS, **changes)  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ def test_a_file_found_damaged_while_others_are_in(source: StorageLocation, targe
     sound = victim.read_bytes()
     altered = bytearray(sound)
     altered[3] ^= 1
-    last = ExecutorOptions("driver", concurrency=1)
+    last = ExecutorOptions(executor="driver", concurrency=1)
     options = RestoreOptions(target.config, location, executor=last)
     with pytest.raises(BackupDamaged, match=victim.name) as caught:
         restore(options, when(StepStarted, "ingest", lambda: victim.write_bytes(altered)))

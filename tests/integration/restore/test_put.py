@@ -110,6 +110,6 @@ def test_a_restore_by_puts_goes_on_too(source: StorageLocation, target: LiveClus
 @pytest.mark.slow
 def test_rows_are_put_by_spark(source: StorageLocation, target: LiveCluster) -> None:
     """The same tasks in Spark's workers: job, parts and results survive the way there and back."""
-    spark = ExecutorOptions("spark", "local[2]")
+    spark = ExecutorOptions(executor="spark", spark_master="local[2]")
     assert restore(RestoreOptions(cluster=target.config, storage=source, mode=Mode.PUT, executor=spark)).verified
     assert rows_of(target) == ROWS

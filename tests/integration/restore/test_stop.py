@@ -28,8 +28,8 @@ SLOW = 600
 """Bytes a second for each store: a file takes some ten seconds, and three are under way."""
 END_SECONDS = 25
 """Seconds to end, of some 80 that the rest of the restore would take."""
-DRIVER = ExecutorOptions("driver", concurrency=3)
-SPARK = ExecutorOptions("spark", "local[3]", 3)
+DRIVER = ExecutorOptions(executor="driver", concurrency=3)
+SPARK = ExecutorOptions(executor="spark", spark_master="local[3]", concurrency=3)
 
 
 @pytest.mark.parametrize(

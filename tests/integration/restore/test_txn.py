@@ -139,7 +139,7 @@ def test_killed_between_the_two_files(
     with monkeypatch.context() as patched:
         patched.setattr(StoreClient, "ingest", kill)
         with pytest.raises(ClusterUnfit, match="killed"):
-            restored(emptied, location, executor=ExecutorOptions("driver", concurrency=1))
+            restored(emptied, location, executor=ExecutorOptions(executor="driver", concurrency=1))
     assert len(read_rows(emptied)) < len(ROWS)
     after = emptied.cluster.pd.tso()
     summary = restored(emptied, location)

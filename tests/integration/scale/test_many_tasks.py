@@ -23,6 +23,8 @@ def identify(task: KeyRange, context: TaskContext) -> tuple[int, KeyRange, int]:
 def test_a_thousand_tasks_arrive_each_once() -> None:
     """Each runs once with its own interval; the two workers are reused."""
     results: list[tuple[int, KeyRange, int]] = []
-    run_tasks(TASKS, identify, options=ExecutorOptions("spark", "local[2]"), on_result=results.append)
+    run_tasks(
+        TASKS, identify, options=ExecutorOptions(executor="spark", spark_master="local[2]"), on_result=results.append
+    )
     assert [task for _, task, _ in sorted(results, key=lambda result: result[0])] == TASKS
     assert len({process for *_, process in results}) <= 4

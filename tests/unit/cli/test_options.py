@@ -40,6 +40,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.playground.settings import Settings
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.storage.cloud_options import AzureOptions, GcsOptions, S3Options
+from tikv_br.tasks.executor import ExecutorOptions
 from tikv_br.tasks.inputs import Input
 from tikv_br.verify.options import VerifyOptions
 
@@ -211,6 +212,7 @@ FILLED = {
     for options in (
         BackupOptions,
         RestoreOptions,
+        ExecutorOptions,
         VerifyOptions,
         DiffOptions,
         CompactionOptions,

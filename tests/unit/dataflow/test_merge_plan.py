@@ -56,7 +56,7 @@ def test_a_log_without_a_base_is_divided_by_its_row_groups() -> None:
 
 def test_a_restore_of_many_files_at_once_merges_few_intervals_at_once() -> None:
     """Intervals are merged in memory, by this machine's processors."""
-    executor = ExecutorOptions("driver", concurrency=16)
+    executor = ExecutorOptions(executor="driver", concurrency=16)
     wanted = RestoreOptions(ClusterConfig(pd=("pd:2379",)), parse("/backup"), executor=executor)
     output = merge_output(PointOptions(wanted, None, 0), parse("/work"))
     assert Engine.of_tasks("merge", "", output).slots == os.cpu_count()
