@@ -57,7 +57,7 @@ for path in sys.argv[1:]:
         compiled = {name.split("/")[4] for name in names if name.startswith("tikv_br/formats/compiled/")}
         if compiled != {"kernels", "sst"}:
             sys.exit(f"error: {path} lacks compiled kernels: {compiled}")
-        wanted = ["tikv_br/formats/columns.py", "tikv_br/incremental/sync.py", "tikv_br/incremental/watch/page.html", "tikv_br/py.typed"]
+        wanted = ["tikv_br/formats/columns.py", "tikv_br/incremental/sync.py", "tikv_br/serve/pages/overview.html", "tikv_br/py.typed"]
     else:
         with tarfile.open(path) as sdist:
             names = [name.partition("/")[2] for name in sdist.getnames()]

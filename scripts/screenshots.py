@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the screenshots of the documentation, in headless Chromium, from commands that run on a playground: ``screenshots.py [DIR]``.
 
-Writes docs/images/{report,status,serve}.png, or into DIR. Takes about two minutes.
+Writes docs/images/{report,serve}.png, or into DIR. Takes about two minutes.
 """
 
 from __future__ import annotations
@@ -44,19 +44,18 @@ def running(*arguments: str) -> Iterator[None]:
             process.terminate()
 
 
-def take(page: Page, url: str, target: Path, *, ready: str = "true") -> None:
+def take(page: Page, url: str, target: Path) -> None:
     """Save a picture of the whole page."""
     page.colour_scheme("light")
     page.size(WIDTH, 700)
     page.go(url)
-    page.wait(ready)
     page.size(WIDTH, min(int(page.value("document.documentElement.scrollHeight")), 1400))
     target.write_bytes(page.picture())
     sys.stderr.write(f"{target}\n")
 
 
 def write(source: LiveCluster) -> None:
-    """Rows for a while, so that the status page has something to plot."""
+    """Rows for a while, so that the sync has something to show."""
     raw, until, number = source.raw(), time.monotonic() + SECONDS_OF_WRITES, 0
     while time.monotonic() < until:
         number += 1
@@ -83,12 +82,6 @@ def main() -> None:
         follow = ["sync", "--pd", source.pd, "--sink", "blackhole://", "--from-backup", str(full), "--no-status-key"]
         with running(*follow, "--state-dir", str(folder / "state"), "--status-addr", str(status)):
             write(source)
-            take(
-                page,
-                f"http://127.0.0.1:{status}/",
-                images / "status.png",
-                ready="document.querySelector('svg') !== null",
-            )
             tikv_br("backup", "raw", *where, "-s", str(increment), "--base", str(full))
             shown = ["--storage", str(folder / "backups"), "--status", f"127.0.0.1:{status}", "--pd", source.pd]
             with running("serve", *shown, "--listen", str(overview)):

@@ -24,7 +24,7 @@ export LC_ALL=C.UTF-8
 say() { printf '==> %s\n' "$*" >&2; }
 
 # Programs that some tests compare with or run against; without them those tests are skipped, in CI they fail.
-# No core test needs Go (for JuiceFS, versitygw, fake-gcs-server and the Go client), npm (for Azurite), Maven (for Avro and Kafka) or Chromium (for the status page; 100 MB), so the default does without.
+# No core test needs Go (for JuiceFS, versitygw, fake-gcs-server and the Go client), npm (for Azurite), Maven (for Avro and Kafka) or Chromium (for the pages; 100 MB), so the default does without.
 install_packages() {
     local missing=()
     command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)

@@ -55,7 +55,7 @@ class Capture:
     def run(self, stop: threading.Event, status_page: str = "") -> None:
         """Take part until `stop` is set, then hand back all tasks; rejoins with a new id if the lease is lost.
 
-        `status_page` is the address of the status page published to the group, ``""`` = none.
+        `status_page` is the status address published to the group, ``""`` = none.
         Raises `EtcdRefused`, `SyncStateDamaged`.
         """
         self._status_page = status_page

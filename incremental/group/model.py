@@ -60,7 +60,7 @@ class CaptureInfo:
 
     id: str
     address: str
-    """Address of the status page, ``host:port``; empty if it has none."""
+    """Status address, ``host:port``; empty if it has none."""
     started_ms: int
     version: str
     """Version of tikv-br."""

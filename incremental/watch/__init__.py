@@ -1,7 +1,7 @@
-"""The status of syncs over HTTP: JSON, health, Prometheus metrics, and a page with plots. Read-only.
+"""The status of syncs over HTTP: JSON, health and Prometheus metrics. Read-only.
 
 Modules, in reading order:
-- status: the status of a sync, when it is unhealthy or degraded, and the history of the last minutes
+- status: the status of a sync, when it is unhealthy or degraded
 - metrics: the Prometheus metrics
-- server: what ``--status-addr`` answers, on `tikv_br.web`; ``page.html`` is the page
+- server: what ``--status-addr`` answers, on `tikv_br.web`
 """

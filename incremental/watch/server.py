@@ -1,30 +1,22 @@
-"""The answers of syncs on ``--status-addr``: the paths of every process, ``/`` (a page) and ``/history``.
-
-The page contains no figures, and needs no key.
-"""
+"""What syncs report on ``--status-addr``."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from http import HTTPStatus
-from importlib import resources
-from urllib.parse import SplitResult, parse_qs
 
 from tikv_br import __version__
 from tikv_br.incremental.watch.metrics import collect
-from tikv_br.incremental.watch.status import History, Point, StatusSource
+from tikv_br.incremental.watch.status import StatusSource
 from tikv_br.storage.crypter import SecretText
 from tikv_br.web import metrics
 from tikv_br.web.address import Address
-from tikv_br.web.server import HTML, JSON, TEXT, HttpResponse, listening
-from tikv_br.web.status import NO_KEY, POLICY, StatusApi, to_json
+from tikv_br.web.server import listening
+from tikv_br.web.status import NO_KEY, StatusApi
 
 MAX_LAG = 300.0
-_MILLISECONDS = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class SyncReporter:
@@ -59,35 +51,6 @@ class SyncReporter:
         return [f"{each.name}: {each.degraded}" for each in self._statuses() if each.degraded]
 
 
-class SyncApi(StatusApi):
-    """Answers requests about the syncs of this process, also with a page. Thread-safe."""
-
-    PATHS = ("/", "/status", "/history", "/healthz", "/metrics")
-    PUBLIC_PATHS = frozenset({"/", "/healthz"})
-
-    def __init__(self, reporter: SyncReporter, history: History, key: SecretText, address: Address) -> None:
-        super().__init__(reporter, key, address)
-        self._history = history
-        self._page = resources.files("tikv_br.incremental.watch").joinpath("page.html").read_bytes()
-
-    def _answer_more(self, url: SplitResult) -> HttpResponse:
-        if url.path == "/":
-            return HttpResponse(HTML, self._page, headers={"Content-Security-Policy": POLICY})
-        if url.path == "/history":
-            return self._points(parse_qs(url.query).get("since", ["0"])[0])
-        return super()._answer_more(url)
-
-    def _points(self, since: str) -> HttpResponse:
-        """The history as columns per sync, which is what the page plots."""
-        if not _MILLISECONDS.fullmatch(since):
-            return HttpResponse(TEXT, b"since= must be milliseconds since the epoch\n", HTTPStatus.BAD_REQUEST)
-        columns = {
-            name: {field: [getattr(point, field) for point in points] for field in Point.__dataclass_fields__}
-            for name, points in self._history.since(int(since)).items()
-        }
-        return HttpResponse(JSON, to_json(columns))
-
-
 @contextmanager
 def serve(
     address: Address, statuses: StatusSource, *, max_lag: float = MAX_LAG, key: SecretText = NO_KEY
@@ -95,9 +58,6 @@ def serve(
     """Serve the status of syncs until the end of the block; yields the address with the chosen port.
 
     Raises `UsageError` if it cannot listen there.
-    .
     """
-    history = History(statuses)
-    api = SyncApi(SyncReporter(statuses, max_lag), history, key, address)
-    with listening(address, api.answer) as chosen, history:
+    with listening(address, StatusApi(SyncReporter(statuses, max_lag), key, address).answer) as chosen:
         yield chosen

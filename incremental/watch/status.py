@@ -1,13 +1,10 @@
-"""The statuses of all syncs of a process, their history of the last minutes, and when one is unhealthy."""
+"""The statuses of all syncs of a process, and when one is unhealthy."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 from tikv_br.cluster.safepoint import SILENCE_SECONDS, describe_silence
 from tikv_br.cluster.timestamps import compose
@@ -102,87 +99,6 @@ LIMITED_SHARE = 0.1
 """Share of time spent waiting from which the rate limit is named as a reason for the lag."""
 StatusSource = Callable[[], Sequence[NamedStatus]]
 """Returns the current statuses of all syncs of a process. Called from any thread; must not raise."""
-
-
-INTERVAL = 1.0
-"""Seconds between two points."""
-POINTS = 900
-JOIN_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One sync at one moment. Lags are in seconds; rates cover the time since the previous point."""
-
-    ms: int
-    """Milliseconds since the epoch."""
-    checkpoint_lag: float
-    resolved_lag: float
-    events_per_second: float
-    written_per_second: float
-
-
-class _Series:
-    """The points of one sync, and the previous sample, from which rates are computed."""
-
-    def __init__(self, points: int) -> None:
-        self.points: deque[Point] = deque(maxlen=points)
-        self._previous: tuple[float, SyncStatus] | None = None
-
-    def add(self, now: float, ms: int, status: SyncStatus) -> None:
-        """`now` is monotonic, in seconds."""
-        if self._previous is not None:
-            elapsed, old = now - self._previous[0], self._previous[1]
-            # A restarted sync counts from 0 again.
-            events = max(0, status.events - old.events) / elapsed
-            written = max(0, status.written - old.written) / elapsed
-            self.points.append(Point(ms, status.checkpoint_lag, status.resolved_lag, events, written))
-        self._previous = now, status
-
-
-class History:
-    """Samples all syncs once per interval in a background thread, which runs while the context is entered."""
-
-    def __init__(
-        self,
-        statuses: StatusSource,
-        *,
-        interval: float = INTERVAL,
-        points: int = POINTS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._statuses, self._interval, self._points, self._clock = statuses, interval, points, clock
-        self._series: dict[str, _Series] = {}
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stop.set()
-        self._thread.join(JOIN_SECONDS)
-
-    def sample(self) -> None:
-        """Add a point to every running sync, from its second sample on; drop syncs that no longer exist."""
-        now, ms, statuses = self._clock(), time.time_ns() // 1_000_000, self._statuses()
-        with self._lock:
-            self._series = {each.name: self._series.get(each.name) or _Series(self._points) for each in statuses}
-            for each in statuses:
-                if each.status is not None:
-                    self._series[each.name].add(now, ms, each.status)
-
-    def since(self, ms: int) -> dict[str, Sequence[Point]]:
-        """The points of every sync after a time (milliseconds since the epoch), oldest first."""
-        with self._lock:
-            return {name: [point for point in each.points if point.ms > ms] for name, each in self._series.items()}
-
-    def _run(self) -> None:
-        self.sample()
-        while not self._stop.wait(self._interval):
-            self.sample()
 
 
 class FeedTracker:

@@ -52,7 +52,6 @@ REASONS = {
     "incremental/sinks/open.py": (1, STAMP),
     "incremental/sync.py": (1, STAMP),
     "incremental/watch/server.py": (1, STAMP),
-    "incremental/watch/status.py": (1, "the times of the points of a plot"),
     "report/draft.py": (1, STAMP),
     "restore/resume.py": (1, STAMP),
     "retry.py": (3, "the time in a log line, by the clock of that line"),

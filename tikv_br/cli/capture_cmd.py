@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tikv_br.incremental.group.model import ChangefeedTask, GroupState, Progress
     from tikv_br.incremental.group.store import GroupStore
 
-CAPTURE_COLUMNS = ("id", "owner", "sub-spans", "started", "version", "status page")
+CAPTURE_COLUMNS = ("id", "owner", "sub-spans", "started", "version", "status address")
 SPAN_COLUMNS = ("changefeed", "sub-span", "capture", "checkpoint", "regions", "events/s", "sorter", "from", "error")
 SHORTEST_LEASE = 2.0
 

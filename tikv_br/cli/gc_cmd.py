@@ -117,7 +117,7 @@ def _serving(out: Output, watch: WorkerWatch, flags: ServerFlags) -> Iterator[No
     from tikv_br.web.status import StatusApi
 
     with listening(address, StatusApi(watch, flags.key(), address).answer) as chosen:
-        show_address(out, "/status", f"http://{chosen}/", flags.key_file())
+        show_address(out, f"http://{chosen}/", flags.key_file())
         yield
 
 

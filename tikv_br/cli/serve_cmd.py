@@ -37,12 +37,12 @@ class ServeFlags(shared.CommandFlags):
     )
     status: list[str] = flag(
         [],
-        "Status page to show, the --status-addr of `sync`, `log start` or `capture start` (may be repeated).",
+        "Status address to show, the --status-addr of `sync`, `log start` or `capture start` (may be repeated).",
         metavar="[http://]HOST:PORT",
     )
     status_key_file: str = flag(
         "",
-        "File with the bearer token of the status pages (default: ~/.local/state/tikv-br/status.key if it exists).",
+        "File with the bearer token of the status addresses (default: ~/.local/state/tikv-br/status.key if it exists).",
         metavar="FILE",
     )
     drills: list[str] = flag(

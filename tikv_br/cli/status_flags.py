@@ -67,7 +67,7 @@ class StatusFlags(ServerFlags):
     )
     status_addr: str = flag(
         "",
-        "Serve a status page, /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
+        "Serve /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
         metavar="[HOST:]PORT",
     )
     max_lag: float = flag("5m", "Checkpoint lag above which /healthz and metrics report unhealthy.", kind=kinds.TIME)

@@ -48,7 +48,7 @@ Show = Callable[["Sequence[NamedStatus]"], None]
 def watching(out: Output, watched: StatusSource, flags: StatusFlags, *, lines: bool = False) -> Iterator[str]:
     """Show the status of syncs, and serve it if asked to; `lines`: as lines, not as a table.
 
-    Yields the address of the status page, ``""`` = none. Raises `UsageError` if the address cannot be used.
+    Yields the status address, ``""`` = none. Raises `UsageError` if the address cannot be used.
     """
     with (
         serving(out, watched, flags) as address,
@@ -73,7 +73,7 @@ def serving(out: Output, watched: StatusSource, flags: StatusFlags) -> Iterator[
     with serve(
         address, lambda: [each.redacted() for each in watched()], max_lag=flags.max_lag, key=flags.key()
     ) as chosen:
-        show_address(out, "status page, /status", f"http://{chosen}/", flags.key_file())
+        show_address(out, f"http://{chosen}/", flags.key_file())
         yield str(chosen.reachable)
 
 
@@ -191,9 +191,9 @@ def _write_statuses(out: Output, found: Sequence[NamedStatus]) -> None:
         out.result("status", {"name": each.name, "error": each.error, "waiting": each.waiting} | figures)
 
 
-def show_address(out: Output, paths: str, url: str, key_file: Path | None) -> None:
-    """Show where the status server listens, and which ``paths`` it has besides the health and the metrics."""
+def show_address(out: Output, url: str, key_file: Path | None) -> None:
+    """Show where the status server listens."""
     if out.is_json:
         out.result("listening", {"url": url, "key_file": str(key_file or "")})
     else:
-        log.info("%s, /healthz and /metrics at %s%s", paths, url, (key_file and f", the key in {key_file}") or "")
+        log.info("/status, /healthz and /metrics at %s%s", url, (key_file and f", the key in {key_file}") or "")

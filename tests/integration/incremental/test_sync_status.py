@@ -23,7 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.command import PROGRAM, environment, tikv_br
 from tests.integration.incremental.conftest import Clusters
-from tests.support.browser import browser
 from tests.support.documented import assert_documented
 from tests.support.lag import Distribution, Probe
 from tests.support.live_cluster import contents, live_cluster
@@ -95,7 +94,7 @@ class Served:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Served]:
-    """Run ``tikv-br sync`` with a status page on a free port."""
+    """Run ``tikv-br sync`` with a status address on a free port."""
     command = ["sync", *arguments, "--status-addr", "0", "--output", "json"]
     with (
         tempfile.TemporaryDirectory() as home,
@@ -114,18 +113,14 @@ def serving(*arguments: str) -> Iterator[Served]:
 
 
 def test_a_running_sync_is_seen_from_outside(clusters: Clusters, tmp_path: Path) -> None:
-    """Rows written show in /status, /metrics, on the page and in the JSON lines; /healthz says ok."""
+    """Rows written show in /status, /metrics and in the JSON lines; /healthz says ok."""
     live = clusters(ApiVersion.V2)
     ours = ["--start", "status-", "--end", "status."]  # other tests' rows of the last seconds are none of ours
     source = ["--pd", live.pd, *ours, "--start-ts", "now", "--hold-back", "0s", "--state-dir", str(tmp_path / "state")]
-    with serving(*source, "--sink", "blackhole://", "--status-every", "1s") as sync, browser() as page:
-        page.go(f"{sync.url}#{sync.key}")
+    with serving(*source, "--sink", "blackhole://", "--status-every", "1s") as sync:
         sync.wait_for_rows(0)
         live.raw().batch_put(ROWS)
         sync.wait_for_rows()
-        page.wait(f"document.body.innerText.match(/rows written\\n+{KEYS}\\n/)")
-        page.wait("document.querySelector('path[data-field=written_per_second]')")
-        assert page.complaints == []
         metrics = sync.metrics()
         assert metrics["tikv_br_sync_written_rows_total"] == KEYS
         assert metrics["tikv_br_sync_feed_regions"] >= 1

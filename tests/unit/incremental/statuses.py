@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -40,9 +39,3 @@ WHOLE = replace(SAMPLE.feed, scanning=0, holes=0)
 def status(**changes: Any) -> SyncStatus:  # noqa: ANN401 - the fields' own types
     """A sync that does well, but for what is said."""
     return replace(SAMPLE, **changes)
-
-
-def steady(began: float, lag: float = 3.0) -> SyncStatus:
-    """A sync that has received 2,000 events and written 1,500 rows a second since a moment (of ``time.monotonic``)."""
-    ran = time.monotonic() - began
-    return status(feed=WHOLE, checkpoint_lag=lag, resolved_lag=lag - 1, events=int(2000 * ran), written=int(1500 * ran))

@@ -129,38 +129,24 @@ def test_health(client: Client, found: list[NamedStatus], code: int, said: str) 
 
 
 def test_figures_require_the_key() -> None:
-    """Without the key, or with a wrong one: 401. The page and the health status need no key, but contain no names or reasons."""
+    """Without the key, or with a wrong one: 401. The health status needs no key, but contains no names or reasons."""
     with serving(key=SecretText("a-key-of-the-test")) as client:
         client.found.append(NamedStatus("b", None))
         for headers in ({}, {"Authorization": "Bearer a-key-of-the-tes"}, {"Authorization": "Basic a-key-of-the-test"}):
-            for path in ("/status", "/history", "/metrics", "/nowhere"):
+            for path in ("/", "/status", "/metrics", "/nowhere"):
                 code, answered, body = client.get(path, **headers)
                 assert (code, answered["WWW-Authenticate"]) == (401, 'Bearer realm="tikv-br"')
                 assert "a-key" not in body
-        assert client.get("/")[0] == 200
         assert client.get("/healthz")[::2] == (503, "unhealthy\n")
         known = {"Authorization": "Bearer a-key-of-the-test"}
         assert client.get("/healthz", **known)[::2] == (503, "b: has not started yet\n")
-        assert [client.get(path, **known)[0] for path in ("/status", "/history", "/metrics", "/nowhere")] == [
-            200
-        ] * 3 + [404]
+        assert [client.get(path, **known)[0] for path in ("/status", "/metrics", "/", "/nowhere")] == [200] * 2 + [
+            404
+        ] * 2
 
 
-def test_history_starts_after_since(client: Client) -> None:
-    """Columns have equal length; the point at `since` is not included."""
-    until = threading.Event()
-    while not (columns := client.json("/history")["a"])["ms"]:
-        until.wait(0.1)
-    assert {len(values) for values in columns.values()} == {len(columns["ms"])}
-    assert set(columns) == {"ms", "checkpoint_lag", "resolved_lag", "events_per_second", "written_per_second"}
-    assert columns["ms"][0] not in client.json(f"/history?since={columns['ms'][0]}")["a"]["ms"]
-
-
-@pytest.mark.parametrize("since", ["never", "-1", "%D9%A1", "9" * 20, "9" * 5000])
-def test_invalid_parameters_are_bad_requests(client: Client, since: str) -> None:
-    """An invalid time, however long, and an invalid version of the text format: 400 with the reason."""
-    code, _headers, body = client.get(f"/history?since={since}")
-    assert (code, body) == (400, "since= must be milliseconds since the epoch\n")
+def test_an_invalid_version_of_the_text_format_is_a_bad_request(client: Client) -> None:
+    """400 with the reason."""
     assert client.get("/metrics", Accept="text/plain; version=1.x")[::2] == (
         400,
         "the header Accept asks for an unsupported version of the text format\n",
@@ -180,18 +166,6 @@ def test_unknown_paths_and_methods(client: Client) -> None:
     code, headers, body = client.get("/metrics", "HEAD")
     assert (code, body) == (200, "")
     assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-
-
-def test_the_page_loads_nothing_from_elsewhere(client: Client) -> None:
-    """The policy allows only inline code and requests to this server, and the page contains no other address."""
-    code, headers, body = client.get("/")
-    assert code == 200
-    policy = headers["Content-Security-Policy"]
-    assert policy.startswith("default-src 'none';")
-    assert "connect-src 'self'" in policy
-    assert "http" not in policy
-    assert body.count("http") == body.count("http://www.w3.org/2000/svg") == 1  # a name, never fetched
-    assert not {"src=", "@import", "url("} & set(body.split())
 
 
 def test_idle_connections_do_not_block() -> None:
@@ -320,7 +294,7 @@ def code_of(client: Client) -> int:
 def test_without_a_key_only_names_of_this_server_are_answered(host: str, code: int, client: Client) -> None:
     """A web site whose name is made to lead here sends that name. With a key it could not pass anyway."""
     host = host.format(address=client.address)
-    for path in ("/", "/status", "/metrics", "/healthz"):
+    for path in ("/status", "/metrics", "/healthz"):
         assert client.get(path, Host=host)[0] == code
     with serving(key=SecretText("k" * 16)) as keyed:
         headers = {"Host": host or "x", "Authorization": f"Bearer {'k' * 16}"}
