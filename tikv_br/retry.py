@@ -108,6 +108,8 @@ class RetryPolicy:
 REPORT_SECONDS = 10.0
 """Seconds of a server's silence before it is logged."""
 WATCH_SECONDS = 0.5
+PROBE_SECONDS = 1.0
+"""Seconds of silence after which a server that works for long is probed."""
 GAP_SECONDS = 40.0
 """A failure so long after the last one begins another outage: longer than a request and the wait before it take."""
 
@@ -116,7 +118,8 @@ class Outage:
     """Silence of a server, shared by all calls to it. Thread-safe.
 
     It begins with the first failure and ends with the next answer to anybody. A silence of `REPORT_SECONDS` is logged while it lasts,
-    by a thread that watches the time: also if nothing has failed yet, as requests to a server that hangs do only by their timeouts.
+    by a thread that watches the time: also if nothing has failed yet, as requests to a server that hangs do only by their timeouts, and
+    long ones and streams not for minutes.
     """
 
     def __init__(self, server: str, budget: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -129,6 +132,9 @@ class Outage:
         self._answered = -math.inf
         self._pending: dict[object, float] = {}
         """When each request was sent that should be answered soon."""
+        self._works: dict[object, tuple[float, Callable[[], bool]]] = {}
+        """When each work began that may take long, and its probe."""
+        self._is_probing = False
         self._reported: float | None = None
         """Begin of the silence that was logged."""
 
@@ -142,6 +148,41 @@ class Outage:
             yield
         finally:
             del self._pending[key]
+
+    @contextlib.contextmanager
+    def working(self, probe: Callable[[], bool]) -> Iterator[None]:
+        """While the server does what may take long, and may be silent about it: whether it hangs is seen by ``probe``.
+
+        That asks it something that any server answers at once, in another thread, and returns whether it has; it raises nothing.
+        """
+        key = object()
+        self._works[key] = self._clock(), probe
+        _watch(self)
+        try:
+            yield
+        finally:
+            del self._works[key]
+
+    def probe(self) -> None:
+        """Send a probe if the server works for somebody and has been silent for `PROBE_SECONDS`."""
+        works = list(self._works.copy().values())
+        if not works or self._is_probing:
+            return
+        if self._clock() - max(min(began for began, _ in works), self._answered) >= PROBE_SECONDS:
+            self._is_probing = True
+            start_new_thread(self._run_probe, (works[-1][1],))
+
+    def _run_probe(self, probe: Callable[[], bool]) -> None:
+        began = self._clock()
+        try:
+            with self.asking():
+                has_answered = probe()
+            if has_answered:
+                self.end()
+            else:
+                self.fail(began)
+        finally:
+            self._is_probing = False
 
     def fail(self, began: float | None = None) -> None:
         """Note a request that was not answered; it counts from now, or from when it began."""
@@ -222,11 +263,15 @@ def _watch(outage: Outage) -> None:
 def _report_silences() -> None:
     while True:
         time.sleep(WATCH_SECONDS)
-        with _watching:
-            found = list(_watched)
-        for outage in found:
-            outage.report()
-        del found
+        _look_at_all()
+
+
+def _look_at_all() -> None:
+    with _watching:
+        found = list(_watched)
+    for outage in found:
+        outage.probe()
+        outage.report()
 
 
 def _forget_watcher() -> None:

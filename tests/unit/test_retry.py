@@ -326,3 +326,64 @@ def test_a_failure_that_comes_late_counts_from_its_begin(caplog: pytest.LogCaptu
     clock.now += 13
     away.fail(clock.now - 13)
     assert "has not answered for 13 s" in caplog.text
+
+
+class Probed:
+    """A server that works for long, and its probe."""
+
+    def __init__(self, *, answers: bool = True) -> None:
+        self.answers, self.probes = answers, 0
+
+    def probe(self) -> bool:
+        """Answer, or not until it does."""
+        self.probes += 1
+        eventually(lambda: self.answers)
+        return True
+
+
+def test_a_server_that_works_in_silence_is_probed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that answers the probes is not logged, whatever its work takes; one that does not is, though no request has failed."""
+    for name, seconds in (("REPORT_SECONDS", 0.6), ("PROBE_SECONDS", 0.1), ("WATCH_SECONDS", 0.05)):
+        monkeypatch.setattr(retry, name, seconds)
+    away, server = Outage("store 1", 60), Probed()
+    with away.working(server.probe):
+        eventually(lambda: server.probes > 5)
+        time.sleep(0.7)
+        assert caplog.messages == []
+        server.answers = False
+        eventually(lambda: re.search("store 1 has not answered for 1 s, trying until", caplog.text))
+        probes = server.probes
+        time.sleep(0.3)
+        assert server.probes == probes, "one probe at a time"
+        server.answers = True
+        eventually(lambda: "store 1 answers again" in caplog.text)
+    probes = server.probes
+    time.sleep(0.3)
+    assert server.probes <= probes + 1
+    assert len(caplog.messages) == 2
+
+
+def test_short_work_is_not_probed() -> None:
+    """Nor a server whose other requests are answered."""
+    clock = Clock()
+    away, server = outage(clock), Probed()
+    with away.working(server.probe):
+        clock.now += 0.9
+        away.probe()
+        away.end()
+        clock.now += 0.9
+        away.probe()
+    clock.now += 5
+    away.probe()
+    assert server.probes == 0
+
+
+def test_probes_that_fail_are_an_outage(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a server that refuses connections while a stream of before is still open."""
+    monkeypatch.setattr(retry, "REPORT_SECONDS", 0.3)
+    monkeypatch.setattr(retry, "PROBE_SECONDS", 0.05)
+    away = Outage("store 1", 60)
+    with away.working(lambda: False):
+        eventually(lambda: "store 1 has not answered for" in caplog.text)

@@ -101,7 +101,8 @@ class _StoreAttempt:
         """Write the files and the ledger entry; after an error the files are removed."""
         began = time.perf_counter()
         try:
-            self._collect_answers()
+            with self._store.awaited():
+                self._collect_answers()
             written = time.perf_counter()
             entry = self._make_entry()
             self._remove_files(keep={file.name for file in entry.files})

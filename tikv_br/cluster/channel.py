@@ -103,14 +103,12 @@ class FailedUnknown(RequestRefused):
     """gRPC's status for what has no other: a server's refusal, or something between us and it that has broken."""
 
 
-PING_SECONDS = 13
-"""Seconds of silence during a call after which gRPC closes the connection."""
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # The limit on answers is the channel's own: change events go far beyond gRPC's default of 4 MiB.
     ("grpc.max_send_message_length", -1),
-    # Find a dead peer in seconds. No pings without a call: PD counts those as abuse and disconnects.
+    # Find a dead peer in seconds, in a minute with a stream open. No pings without a call: PD counts those as abuse and disconnects.
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", (PING_SECONDS - 10) * 1000),
+    ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     # A wide window from the first byte, for stores some milliseconds away; on loopback it makes no difference.

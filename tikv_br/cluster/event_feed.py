@@ -33,13 +33,14 @@ class EventFeed:
         tls: TlsFiles,
         to_error: Callable[[grpc.RpcError], ClusterError],
         outage: Outage,
+        probe: Callable[[], bool],
         *,
         multiplexed: bool,
     ) -> None:
-        """`multiplexed` calls EventFeedV2, which older stores do not have. ``outage`` is the store's."""
+        """`multiplexed` calls EventFeedV2, which older stores do not have. ``outage`` and ``probe`` are the store's."""
         self.store = store
         self.multiplexed = multiplexed
-        self._to_error, self._outage = to_error, outage
+        self._to_error, self._outage, self._probe = to_error, outage, probe
         self._requests: queue.SimpleQueue[cdcpb_pb2.ChangeDataRequest | None] = queue.SimpleQueue()
         self._channel = open_channel(store.address, tls, own_connection=True)
         call: grpc.StreamStreamMultiCallable[cdcpb_pb2.ChangeDataRequest, bytes] = self._channel.stream_stream(
@@ -55,9 +56,10 @@ class EventFeed:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for answer in self._answers:
-                self._outage.end()
-                yield answer
+            with self._outage.working(self._probe):
+                for answer in self._answers:
+                    self._outage.end()
+                    yield answer
         except grpc.RpcError as error:
             raise self._to_error(error) from None
         finally:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from tikv_br import cancellation
 from tikv_br.cancellation import TaskCancelled, request_seconds
-from tikv_br.cluster.channel import PING_SECONDS, open_channel, run_in_worker_thread, status_of, to_cluster_error
+from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of, to_cluster_error
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
@@ -30,6 +30,8 @@ from tikv_br.cluster.event_feed import EventFeed
 
 _SILENCE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 """Statuses of calls that the store has not answered; nearly always."""
+PROBE_TIMEOUT = 5.0
+"""Seconds for the answer to a probe, after which the next one is sent."""
 
 
 LONG_FACTOR = 10
@@ -70,6 +72,9 @@ class StoreClient:
             )
         )
         """As ``kv.RawBatchDelete``, with a serialized request."""
+        self._health: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            "/grpc.health.v1.Health/Check"
+        )
         self._backup = BackupStub(self._channel)
         self._import = ImportSSTStub(self._channel)
         self._scan_channel = open_channel(store.address, config.tls, LARGEST_PAGE)
@@ -126,11 +131,23 @@ class StoreClient:
         """
         check_backup(request, regions)
         answers = self._run(lambda: self._backup.backup(request, timeout=timeout))
-        return BackupStream(answers, self._failure, self._outage)
+        return BackupStream(answers, self._failure, self._outage, self.is_alive)
 
     def event_feed(self, *, multiplexed: bool) -> EventFeed:
         """A new feed of changes over a connection of its own; see `EventFeed`."""
-        return EventFeed(self.store, self._config.tls, self._failure, self._outage, multiplexed=multiplexed)
+        return EventFeed(
+            self.store, self._config.tls, self._failure, self._outage, self.is_alive, multiplexed=multiplexed
+        )
+
+    def is_alive(self) -> bool:
+        """Return whether the store answers a health check; stores that know none answer that."""
+        try:
+            self._health(b"", timeout=PROBE_TIMEOUT)
+        except grpc.RpcError as error:
+            return status_of(error)[0] not in _SILENCE | {grpc.StatusCode.CANCELLED}
+        except ValueError:  # gRPC raises it for a closed channel
+            return False
+        return True
 
     def download(
         self, request: import_sstpb_pb2.DownloadRequest, *, extra_seconds: float = 0.0
@@ -179,17 +196,18 @@ class StoreClient:
     def _run_long(self, start: Callable[[], grpc.Future[Response]]) -> Response:
         """Run a call that is cancelled with the work that it is part of: twice as costly for us as one that is not."""
         work = cancellation.current()
-        if work is None:
-            return self._answer(lambda: start().result())
 
         def send() -> Response:
             call = start()
-            with work.calling(lambda: run_in_worker_thread(call.cancel)):
+            with nullcontext() if work is None else work.calling(lambda: run_in_worker_thread(call.cancel)):
                 return call.result()
 
         try:
-            return self._answer(send)
+            with self._outage.working(self.is_alive):
+                return self._answer(send)
         except grpc.FutureCancelledError:
+            if work is None:
+                raise
             raise TaskCancelled from None
 
     def _answer(self, send: Callable[[], Response]) -> Response:
@@ -210,19 +228,12 @@ class StoreClient:
             raise
 
     def _failure(self, error: grpc.RpcError) -> ClusterError:
-        code, details = status_of(error)
-        if code in _SILENCE:
-            # A call that may take long shows only by the pings that are not answered that the store hangs.
-            self._outage.fail(time.monotonic() - PING_SECONDS if _is_ping_timeout(details) else None)
+        if status_of(error)[0] in _SILENCE:
+            self._outage.fail()
         return to_cluster_error(error, str(self), self._config.tls)
 
     def __str__(self) -> str:
         return f"store {self.store.id} ({self.store.address})"
-
-
-def _is_ping_timeout(details: str) -> bool:
-    lowered = details.lower()
-    return "ping timeout" in lowered or "keepalive" in lowered
 
 
 class BackupStream:
@@ -235,15 +246,17 @@ class BackupStream:
         answers: _CallIterator[brpb_pb2.BackupResponse],
         to_error: Callable[[grpc.RpcError], ClusterError],
         outage: Outage,
+        probe: Callable[[], bool],
     ) -> None:
         self._answers = answers
-        self._to_error, self._outage = to_error, outage
+        self._to_error, self._outage, self._probe = to_error, outage, probe
 
     def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]:
         try:
-            for answer in self._answers:
-                self._outage.end()
-                yield answer
+            with self._outage.working(self._probe):
+                for answer in self._answers:
+                    self._outage.end()
+                    yield answer
         except grpc.RpcError as error:
             raise self._to_error(error) from None
         finally:

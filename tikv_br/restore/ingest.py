@@ -83,7 +83,8 @@ def _ingest(
     cluster: Cluster, job: IngestJob, part: FilePart, way: Callable[[Cluster, IngestJob, FilePart], Transfer]
 ) -> IngestResult:
     work = _Ingestion(cluster, job, part, way(cluster, job, part))
-    regions = sum(1 for _region in work.regions())
+    with job.store.awaited():
+        regions = sum(1 for _region in work.regions())
     return IngestResult(regions=regions, uploaded=len(part.files) if work.uploads else 0, downloads=work.downloads)
 
 

@@ -17,6 +17,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -114,6 +115,10 @@ class ObjectStore(Protocol):
 
     def open_writer(self, name: str) -> Writer:
         """Begin a large object (up to 78 GiB on S3)."""
+
+    def awaited(self) -> AbstractContextManager[None]:
+        """While stores read or write here for us: it is logged if the location does not answer meanwhile."""
+        return nullcontext()
 
 
 def check_name(name: str) -> str:

@@ -193,6 +193,25 @@ class CloudObjectStore(CloudFailures, ObjectStore):
             )
         )
 
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        self._health.outage.budget = self._patience
+        with self._health.outage.working(self._is_answering):
+            yield
+
+    def _is_answering(self) -> bool:
+        began = time.monotonic()
+        try:
+            _check_not_forked()
+            problem = self._ask(None)
+        except TikvBrError:  # a refusal is for the requests that need more than an answer
+            problem = None
+        if problem is not None:
+            self._health.failed(began)
+            return False
+        self._health.succeeded()
+        return True
+
     def _put(self, name: str, data: bytes | bytearray, mode: Literal["create", "overwrite"]) -> ObjectInfo:
         check_name(name)
         attributes = self._attributes()

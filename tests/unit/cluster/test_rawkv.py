@@ -15,7 +15,8 @@ from tests.support.scripted_grpc import Entry
 from tests.support.waiting import eventually
 from tests.unit.cluster.fakes import FakeCluster, client, region, region_error, with_leader
 from tikv_br import retry
-from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS
 from tikv_br.errors import ClusterUnfit, UsageError
@@ -351,4 +352,35 @@ def test_a_store_that_hangs_is_logged_though_no_request_has_failed(
 
     fake.kv("RawGet", hang)
     assert client(fake).get(b"k") == b"v"
+    assert f"{name} answers again" in caplog.text
+
+
+def test_a_store_that_works_in_silence_is_asked_for_its_health(
+    fake: FakeCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that knows no such call answers, too; one that does not answer is logged, though its work has not failed."""
+    for name, seconds in (("REPORT_SECONDS", 0.6), ("PROBE_SECONDS", 0.1), ("WATCH_SECONDS", 0.05)):
+        monkeypatch.setattr(retry, name, seconds)
+    store, name = fake.stores[1], f"store {fake.stores[1].address}"
+    health = "/grpc.health.v1.Health/Check"
+
+    def download(_data: bytes) -> import_sstpb_pb2.DownloadResponse:
+        time.sleep(1)
+        assert "not answered" not in caplog.text
+        store.script(health, hang)
+        eventually(lambda: f"{name} has not answered for" in caplog.text)
+        return import_sstpb_pb2.DownloadResponse(is_empty=True)
+
+    def hang(_data: bytes) -> bytes:
+        eventually(lambda: "not answered" in caplog.text)
+        return b""
+
+    store.script("/import_sstpb.ImportSST/Download", download)
+    request = import_sstpb_pb2.DownloadRequest(
+        sst=import_sstpb_pb2.SSTMeta(
+            uuid=b"u" * 16, cf_name="default", region_id=1, region_epoch=metapb_pb2.RegionEpoch(version=1)
+        )
+    )
+    with Cluster.connect(fake.config()) as cluster:
+        assert cluster.store(1).download(request).is_empty
     assert f"{name} answers again" in caplog.text
