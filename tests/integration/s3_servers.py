@@ -60,6 +60,15 @@ class S3Server:
         while any((each / "stat").read_text().rpartition(")")[2].split()[0] != "T" for each in threads.iterdir()):
             time.sleep(0.01)
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Freeze it for the length of the block."""
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """End the server at once; its port then refuses connections."""
         self.process.kill()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.support import real_servers
 from tests.support.playground_admin import AdminRefused, PlaygroundAdmin
@@ -22,8 +24,8 @@ from tikv_br.playground.settings import TlsSettings
 class LiveCluster(PlaygroundAdmin):
     """A running playground, its admin API, and a client of it. What it shares with real servers is in `ClusterContract`."""
 
-    def __init__(self, started: launcher.StartedPlayground, config: ClusterConfig) -> None:
-        self.process, state = started.process, started.state
+    def __init__(self, state: dict[str, Any], config: ClusterConfig) -> None:
+        self.state = state
         self.pd: str = ",".join(state["pd_members"])
         super().__init__(self.pd, config.tls.ssl_context() if config.tls.enabled else None)
         self.store_ids: list[int] = [store["id"] for store in state["stores"]]
@@ -80,6 +82,15 @@ class LiveCluster(PlaygroundAdmin):
         finally:
             self.relent(failpoint)
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all servers with SIGSTOP for the length of the block."""
+        os.kill(self.state["pid"], signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.state["pid"], signal.SIGCONT)
+
     def kill_pd(self, seconds: float) -> None:
         """Kill all members of PD, and start them again after so many seconds."""
         self.run("kill-pd", seconds=seconds)
@@ -116,14 +127,6 @@ class LiveCluster(PlaygroundAdmin):
         time.sleep(0.5)  # a kill begins after 0.2 s, so that the admin API can answer
         eventually(is_well)
 
-    def freeze(self) -> None:
-        """Stop all servers where they are, as SIGSTOP does."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let them go on."""
-        self.process.send_signal(signal.SIGCONT)
-
     def heal(self) -> None:
         """Disarm all failpoints, restart dead stores, and wait for PD."""
         self.await_pd()
@@ -148,7 +151,7 @@ def live_cluster(directory: Path, api_version: ApiVersion, **settings: object) -
     settings = {"api_version": api_version.value, "keyspace_split_delay": 0.0, "balance": False, **settings}
     started = launcher.start(directory, settings, detached=False)
     try:
-        live = LiveCluster(started, config_of(started.state["pd_members"], settings.get("tls")))
+        live = LiveCluster(started.state, config_of(started.state["pd_members"], settings.get("tls")))
         with live.cluster:
             yield live
             live.assert_innocent()

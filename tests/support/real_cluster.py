@@ -203,6 +203,14 @@ class RealCluster(LiveCluster):
                 stack.enter_context(self._servers.frozen(server))
             yield
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for store_id in self._by_id:
+                stack.enter_context(self.frozen_store(store_id))
+            stack.enter_context(self.frozen_pd())
+            yield
+
     def restart_store(self, store_id: int) -> None:
         server = self._store(store_id)
         if not server.alive:
