@@ -31,6 +31,7 @@ from tikv_br.errors import (
     SafePointError,
     StorageUnreachable,
     SyncFenced,
+    SyncStateDamaged,
     SyncStateMismatch,
     UsageError,
 )
@@ -210,6 +211,7 @@ def _start_ts(
     found = checkpoints.load()
     if found is not None:
         _check_subject(found, subject)
+        _check_checkpoint(found, cluster.pd.tso())
         log.info("sync %s: resuming from checkpoint %d", options.changefeed_id, found.checkpoint_ts)
         return found.checkpoint_ts
     if options.start is None:
@@ -261,6 +263,15 @@ def _check_subject(found: Checkpoint, subject: str) -> None:
         raise SyncStateMismatch(
             f"cannot resume sync {found.changefeed_id}: its checkpoint is of {found.subject}, but this sync is of {subject}",
             hint="Pass the options of the earlier run, or another --id.",
+        )
+
+
+def _check_checkpoint(found: Checkpoint, latest: int) -> None:
+    """Raise `SyncStateDamaged` for a checkpoint that PD, which is at ``latest``, cannot have reached."""
+    if not 0 < found.checkpoint_ts <= latest:
+        raise SyncStateDamaged(
+            f"the checkpoint {found.checkpoint_ts} of sync {found.changefeed_id} is not of this cluster: PD is at {latest}",
+            hint="Check --pd. If the state was altered, start again with another --id from a backup; `tikv-br diff` shows what the sink lacks.",
         )
 
 

@@ -200,7 +200,8 @@ class Changefeeds:
         )
         if changefeed_id not in self._store.snapshot().damaged:
             raise changed
-        release(self._pd, service_id(changefeed_id))
+        if not self._store.is_sync(state, changefeed_id):  # else the safe point is that of the sync
+            release(self._pd, service_id(changefeed_id))
         if not self._store.discard(state, changefeed_id):
             raise changed
 

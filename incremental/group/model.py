@@ -18,14 +18,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from tikv_br import records
 from tikv_br.cluster.etcd_values import Compare, KeyValue, absent, created_at, unchanged
 from tikv_br.errors import BackupDamaged, BackupUnsupported, SyncStateDamaged, SyncStateMismatch
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.json_types import Hex
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 
 ROOT: Final = "/tikv-br"
@@ -54,6 +56,21 @@ class ChangefeedState(enum.StrEnum):
     """The owner stops its tasks, then deletes it."""
 
 
+Timestamp: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+"""A timestamp of PD."""
+LaterTimestamp: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""One that may not be known yet: 0."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+"""A number or size that programs can compute with."""
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+"""A number of things that are there at once."""
+MAX_SPANS: Final = 9999
+MAX_SECONDS: Final = 100 * 365 * 24 * 3600
+Seconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+Interval: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=31 * 24 * 3600 * 1000)]
+"""Milliseconds to wait; more than what the clocks of systems take is refused."""
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
     """A process that runs tasks."""
@@ -61,10 +78,10 @@ class CaptureInfo:
     id: str
     address: str
     """Status address, ``host:port``; empty if it has none."""
-    started_ms: int
+    started_ms: records.Milliseconds
     version: str
     """Version of tikv-br."""
-    write_timeout_ms: int = MAX_WRITE_MS
+    write_timeout_ms: Interval = MAX_WRITE_MS
     """Milliseconds after the end of its lease in which its writes may still arrive at a sink."""
 
 
@@ -75,32 +92,32 @@ class ChangefeedInfo:
     id: str
     sink: str
     """Address of the sink, without secrets; its TLS files are flags of the captures."""
-    keyspace_id: int
+    keyspace_id: Annotated[int, msgspec.Meta(ge=0, le=MAX_KEYSPACE)]
     start_key: Hex
     """User keys; an empty end is no end."""
     end_key: Hex
-    start_ts: int
+    start_ts: Timestamp
     """Changes with a larger ts are replicated."""
-    created_ms: int
+    created_ms: records.Milliseconds
     state: ChangefeedState = ChangefeedState.NORMAL
-    spans: int = SPANS
+    spans: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPANS)] = SPANS
     """Number of sub-spans: more captures than that are idle."""
-    gc_ttl: int = 24 * 3600
+    gc_ttl: Seconds = 24 * 3600
     """TTL of the safe point, in seconds."""
     drop_ttls: bool = False
     """Let a sink without TTLs store rows with a TTL permanently."""
-    concurrency: int = 4
+    concurrency: Positive = 4
     """Concurrent requests to the sink, per task."""
-    sorter_bytes: int = 256 << 20
+    sorter_bytes: Count = 256 << 20
     """Memory for changes that are not resolved yet, per task."""
-    hold_back_ms: int = 3000
-    patience_ms: int = 600_000
+    hold_back_ms: Interval = 3000
+    patience_ms: records.Milliseconds = 600_000
     """Milliseconds for which the sink may fail continuously before the changefeed fails."""
-    backoff_ms: int = 5000
+    backoff_ms: Interval = 5000
     """Maximum wait between retries of a failing sink."""
-    batch_rows: int = 512
+    batch_rows: Positive = 512
     """Maximum number of rows per request to the sink."""
-    rate_limit: int = field(default=0, metadata=records.LATER)
+    rate_limit: Count = field(default=0, metadata=records.LATER)
     """Maximum bytes of keys and values per second to the sink, shared equally by the sub-spans; 0 = unlimited."""
     error: str = ""
     """Error that made the changefeed fail; empty = none."""
@@ -143,11 +160,11 @@ class ChangefeedTask:
     end: Hex
     capture: str = ""
     """Id of the capture that follows it; empty = none."""
-    epoch: int = 0
+    epoch: Count = 0
     """Epoch, incremented with each assignment: a capture writes only under the epoch that it was given."""
     stopping: bool = False
     """Asks the capture to save its checkpoint and to free the task (by `capture` empty)."""
-    write_timeout_ms: int = 0
+    write_timeout_ms: Interval = 0
     """The capture's, known even if the capture is gone."""
 
     @property
@@ -162,12 +179,12 @@ class Progress:
     changefeed: str
     number: int
     """Number of the task."""
-    checkpoint_ts: int
-    resolved_ts: int
-    epoch: int
+    checkpoint_ts: Timestamp
+    resolved_ts: LaterTimestamp
+    epoch: Count
     """Epoch of the task when this was saved."""
     capture: str
-    saved_ms: int
+    saved_ms: records.Milliseconds
     events: int = 0
     """Rows received since the capture started the task."""
     written: int = 0
@@ -191,10 +208,10 @@ class ChangefeedStatus:
 
     id: str
     """Id of the changefeed."""
-    checkpoint_ts: int
+    checkpoint_ts: Timestamp
     """The lowest of all tasks."""
-    resolved_ts: int
-    saved_ms: int
+    resolved_ts: LaterTimestamp
+    saved_ms: records.Milliseconds
     owner: str
     """Id of the owner that wrote it."""
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.etcd_values import Compare, Operation, Put
 from tikv_br.cluster.regions import Region
-from tikv_br.errors import ClusterError, EtcdError, SafePointError, TikvBrError
+from tikv_br.errors import ClusterError, EtcdError, SafePointError, SyncStateDamaged, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
@@ -71,6 +71,9 @@ log = logging.getLogger(__name__)
 
 class OwnerPd(safepoint.SafePointApi, RegionApi, Protocol):
     """The calls of `PdClient` that an owner needs."""
+
+    def tso(self) -> int:
+        """A timestamp later than all before."""
 
 
 class CaptureOwner:
@@ -192,11 +195,17 @@ class CaptureOwner:
         if now < self._protected.get(changefeed.id, 0.0):
             return
         checkpoint_ts = state.checkpoint_ts(changefeed.id)
+        if checkpoint_ts > (latest := self._pd.tso()):
+            error = SyncStateDamaged(
+                f"the checkpoint {checkpoint_ts} of changefeed {changefeed.id} is in the future: PD is at {latest}"
+            )
+            self._store.fail(state, changefeed.id, error, state.still_there(self._keys.of("owner", self._id)))
+            return
         ttl = max(changefeed.gc_ttl, MIN_TTL)
         try:
             safepoint.protect(self._pd, service_id(changefeed.id), checkpoint_ts - 1, ttl)
-        except SafePointError as error:
-            self._store.fail(state, changefeed.id, error, state.still_there(self._keys.of("owner", self._id)))
+        except SafePointError as passed:
+            self._store.fail(state, changefeed.id, passed, state.still_there(self._keys.of("owner", self._id)))
         self._protected[changefeed.id] = now + min(RENEW_SECONDS, ttl / safepoint.RENEWALS_PER_TTL)
 
     def _write(self, state: GroupState, conditions: Iterable[Compare], operations: Iterable[Operation]) -> bool:

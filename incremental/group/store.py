@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from tikv_br.archive.records import check_id
 from tikv_br.cluster.etcd_values import Compare, Delete, KeyValue, Put
-from tikv_br.errors import SyncStateDamaged, TikvBrError
+from tikv_br.errors import SyncStateDamaged, TikvBrError, UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.group.model import (
     MAX_LEASE_SECONDS,
     MAX_POLL_SECONDS,
@@ -91,6 +94,10 @@ class GroupStore:
         lease = MAX_LEASE_SECONDS if longest >= MAX_WRITE_MS else longest / 1000
         return MAX_POLL_SECONDS + lease + longest / 1000
 
+    def is_sync(self, state: GroupState, name: str) -> bool:
+        """Return whether a plain sync has this name."""
+        return _has_sync(self.keys, state.items, name)
+
     def _tasks(self, state: GroupState, changefeed_id: str) -> list[str]:
         """The keys of its tasks, also of unreadable ones."""
         return [key for key in state.items if key.startswith(self.keys.of("task", f"{changefeed_id}/"))]
@@ -122,15 +129,16 @@ def parse(keys: Keys, items: tuple[KeyValue, ...], revision: int) -> GroupState:
                 case "owner":
                     candidates[name] = item.create_revision
                 case "changefeed":
-                    changefeeds[name] = _check_name(load(ChangefeedInfo, item), name, item)
+                    changefeeds[check_id(name)] = _check_name(load(ChangefeedInfo, item), name, item)
                 case "status":
                     statuses[name] = _check_name(load(ChangefeedStatus, item), name, item)
                 case "task":
                     tasks[_task_id(item)] = _check_name(load(ChangefeedTask, item), _task_id(item), item)
                 case "progress":
                     progress[_task_id(item)] = load_progress(item)
-        except SyncStateDamaged as error:
+        except (SyncStateDamaged, UsageError) as error:
             damaged.setdefault(name.partition("/")[0], error.message)
+    damaged = {**_misplaced(keys, changefeeds, tasks.values(), items), **damaged}
     return GroupState(
         revision=revision,
         captures=captures,
@@ -142,6 +150,25 @@ def parse(keys: Keys, items: tuple[KeyValue, ...], revision: int) -> GroupState:
         items={item.key: item for item in items},
         damaged=damaged,
     )
+
+
+def _has_sync(keys: Keys, names: Iterable[str], sync: str) -> bool:
+    return any(name.startswith(keys.of("sync", f"{sync}/")) for name in names)
+
+
+def _misplaced(
+    keys: Keys, changefeeds: Mapping[str, ChangefeedInfo], tasks: Iterable[ChangefeedTask], items: Iterable[KeyValue]
+) -> dict[str, str]:
+    """Changefeeds that no command makes, and why: they have the name, so the safe point, of a plain sync, or a task elsewhere."""
+    found, names = dict[str, str](), [item.key for item in items]
+    for name, info in changefeeds.items():
+        if _has_sync(keys, names, name):
+            found[name] = f"etcd: {keys.of('changefeed', name)} has the name of a sync"
+        for task in tasks:
+            span = KeyRange(task.start, task.end)
+            if task.changefeed == name and (span.is_empty or not info.range.contains(span)):
+                found[name] = f"etcd: {keys.of('task', task.id)} is not within the range of its changefeed"
+    return found
 
 
 def _capture(name: str, item: KeyValue) -> CaptureInfo:
@@ -161,6 +188,6 @@ def _check_name(value: _Named, name: object, item: KeyValue) -> _Named:
 
 def _task_id(item: KeyValue) -> TaskId:
     *_, changefeed, number = item.key.split("/")
-    if not number.isdigit():
+    if not (number.isascii() and number.isdecimal() and f"{int(number[:9]):04}" == number):
         raise SyncStateDamaged(f"etcd: {item.key} is not the key of a task")
     return TaskId(changefeed, int(number))

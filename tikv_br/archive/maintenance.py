@@ -182,11 +182,12 @@ def plan_truncation(archive: LogArchive, until_ts: int, now: float | None = None
 
 
 def plan_clean_up(archive: LogArchive, grace: float = GRACE_SECONDS, now: float | None = None) -> RemovalPlan:
-    """Plan the removal of segments that were replaced `grace` seconds ago, of what an interrupted truncation left, and of orphans.
+    """Plan the removal of segments that were replaced `grace` seconds ago, and of orphans.
 
+    What an interrupted truncation left stays: its record describes, and only a truncation that the operator asks for may follow it.
     Orphans are files older than `ORPHAN_SECONDS` that no segment lists. Raises `StorageError`.
     """
-    return _plan_removal(archive, archive.truncated_ts, grace, now)
+    return _plan_removal(archive, 0, grace, now)
 
 
 def _plan_removal(archive: LogArchive, until_ts: int, grace: float, now: float | None) -> RemovalPlan:

@@ -15,6 +15,7 @@ from tikv_br.archive.records import (
     checkpoint_epoch,
 )
 from tikv_br.backupset.identity import replaced_size_damage
+from tikv_br.backupset.index_entry import check_paths
 from tikv_br.backupset.sealed import read_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.records import load
@@ -87,6 +88,7 @@ def read_segment(
     """A segment whose files are all there in their size."""
     try:
         found = known or read_record(store, Segment, name)
+        check_paths((file.name for file in found.files), name)
     except (BackupDamaged, StorageObjectMissing) as error:
         return DamagedObject(name, f"{name} is missing" if isinstance(error, StorageObjectMissing) else error.message)
     if found.name != name or found.log_id != log_id:

@@ -73,7 +73,7 @@ def store(etcd: Etcd) -> Iterator[GroupStore]:
 
 def run_a_task(store: GroupStore, capture: str, checkpoint_ts: int, write_timeout_ms: int = 2000) -> ChangefeedTask:
     """As an owner and a capture leave it: one task, held and on its way."""
-    task = ChangefeedTask("feed", 0, b"", b"", capture, 1, write_timeout_ms=write_timeout_ms)
+    task = ChangefeedTask("feed", 0, FEED.range.start, FEED.range.end, capture, 1, write_timeout_ms=write_timeout_ms)
     store.etcd.put(store.keys.of("capture", capture), dump(CaptureInfo(capture, "", 1, "1")))
     store.etcd.put(store.keys.of("task", task.id), dump(task))
     store.etcd.put(
@@ -265,3 +265,18 @@ def test_a_changefeed_can_be_paused_without_pd(
     with pytest.raises(ClusterUnreachable):
         changefeeds.resume("feed")
     assert store.snapshot().changefeeds["feed"].state is ChangefeedState.PAUSED
+
+
+def test_one_with_the_name_of_a_sync_is_removed_alone(store: GroupStore, pd: SafePoints) -> None:
+    """No command makes one. Nobody works on it, and its removal keeps the safe point and the checkpoint of the sync."""
+    sync = store.keys.of("sync", "feed/checkpoint")
+    store.etcd.put(sync, b"of the sync")
+    store.etcd.put(store.keys.of("changefeed", "feed"), dump(FEED))
+    pd.held["tikv-br-sync-feed"] = 77
+    assert "has the name of a sync" in store.snapshot().damaged["feed"]
+    changefeeds = Changefeeds(store, pd)
+    with pytest.raises(SyncStateDamaged, match="has the name of a sync"):
+        changefeeds.resume("feed")
+    changefeeds.remove("feed")
+    assert (store.snapshot().damaged, pd.held) == ({}, {"tikv-br-sync-feed": 77})
+    assert store.etcd.get(sync) is not None

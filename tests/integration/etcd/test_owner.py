@@ -41,6 +41,10 @@ class Pd:
         """See `SafePointApi`."""
         return self.passed
 
+    def tso(self) -> int:
+        """See `OwnerPd`."""
+        return 1 << 50
+
     def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
         """See `RegionApi`."""
         if self.away:

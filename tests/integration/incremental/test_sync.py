@@ -20,17 +20,19 @@ from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.writer import Writer
 from tests.integration.s3_servers import moto_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.archive.records import Checkpoint
 from tikv_br.backupset.lease_record import LeaseOwner
 from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
-from tikv_br.errors import ClusterUnfit, SyncRunning, SyncStateMismatch, UsageError
+from tikv_br.errors import ClusterUnfit, SyncRunning, SyncStateDamaged, SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental import handover
 from tikv_br.incremental.handover import FromBackup, FromNow, service_id
 from tikv_br.incremental.sinks.url import BlackholeTarget, TikvTarget
 from tikv_br.incremental.sync import SyncOptions, sync
+from tikv_br.records import dump, load
 from tikv_br.storage.url import parse
 
 V2 = ApiVersion.V2
@@ -301,6 +303,31 @@ def test_a_sync_of_the_former_default_name_is_continued(
     with pytest.raises(SyncStateMismatch, match="cannot resume sync sync"):
         sync(present, stopped, lambda _: None)
     forget_safe_points()
+
+
+@pytest.mark.parametrize("reached", [0, 1 << 62, (1 << 64) - 1])
+def test_a_checkpoint_that_the_cluster_cannot_have_reached(clusters: Clusters, tmp_path: Path, reached: int) -> None:
+    """Changes are not skipped for it, and no safe point of PD moves there."""
+    source, stopped = clusters(V2), threading.Event()
+    stopped.set()
+    options = SyncOptions(
+        source=source.config,
+        target=BlackholeTarget(),
+        changefeed_id="ahead",
+        state=parse(str(tmp_path)),
+        scratch=tmp_path,
+        start=FromNow(),
+    )
+    sync(options, stopped, lambda _: None)
+    [saved] = (tmp_path / "ahead").glob("checkpoint-*.json")
+    forged = replace(load(Checkpoint, saved.read_bytes(), saved.name), checkpoint_ts=reached)
+    saved.write_bytes(dump(forged))
+    before = gc_status(source.cluster.pd_http).services
+    with pytest.raises(SyncStateDamaged, match="is not of this cluster: PD is at"):
+        sync(options, stopped, lambda _: None)
+    assert [(each.service, each.safe_point) for each in gc_status(source.cluster.pd_http).services] == [
+        (each.service, each.safe_point) for each in before
+    ]
 
 
 def test_a_log_and_a_sync_have_safe_points_of_their_own_by_default(

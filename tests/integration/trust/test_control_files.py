@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def fill(folder: Path, live: LiveCluster) -> None:
     write_log(parse(str(folder / "log")), live.cluster.cluster_id, ts, [ts + (each << 30) for each in (1, 2, 3)])
     state = ObjectCheckpoints(open_store(parse(str(folder / "home" / "state"))), "sync")
     state.claim()
-    state.save(Checkpoint("sync", "k", "s", ts, ts, 1, 5))
+    state.save(Checkpoint("sync", ts, ts, 1, 5))
     place = folder / VICTIM / "drill-one-01234567"
     (place / "cluster").mkdir(parents=True)
     (place / MARK).write_text("one")
@@ -177,7 +177,7 @@ def leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
         yield place
 
 
-def forge(draw: Callable[[st.SearchStrategy[Any]], Any], document: Any, values: list[object]) -> bytes:  # noqa: ANN401
+def forge(draw: Callable[[st.SearchStrategy[Any]], Any], document: Any, values: Sequence[object]) -> bytes:  # noqa: ANN401
     """A record with other values, and the hash that belongs to it."""
     described = document.get("content", document)
     for _ in range(draw(st.integers(1, 3))):
@@ -196,7 +196,7 @@ def changed(world: World, data: st.DataObject, name: str, objects: Mapping[str, 
     """The content of a control file: of another one, with other values or other bytes."""
     content = objects[data.draw(st.sampled_from(sorted(objects)))] if data.draw(st.booleans()) else objects[name]
     names = [*world.ids, *world.ids.values(), "half", "one", "", f"../{VICTIM}", VICTIM, f"{world.folder}/{VICTIM}"]
-    values = [*names, f"local://{world.folder}/{VICTIM}", 0, 1, 6, 1 << 47, (1 << 63) - 1, [], None]
+    values: list[object] = [*names, f"local://{world.folder}/{VICTIM}", 0, 1, 6, 1 << 47, (1 << 63) - 1, [], None]
     match data.draw(st.sampled_from(("forged", "forged", "names", "bytes", "whole"))):
         case "forged" if content.startswith(b"{"):
             return forge(data.draw, json.loads(content), values)
@@ -210,16 +210,20 @@ def changed(world: World, data: st.DataObject, name: str, objects: Mapping[str, 
 
 
 def put_in_place(world: World, data: st.DataObject, name: str, objects: Mapping[str, bytes]) -> None:
-    """Replace a control file, by a link to what others have now and then."""
-    path, victim = world.folder / name, world.folder / VICTIM
+    """Replace a control file, now and then by a link to where others have it, or its folder."""
+    path = world.folder / name
     if data.draw(st.integers(0, 9)):
         path.write_bytes(changed(world, data, name, objects))
-    elif data.draw(st.booleans()):
-        path.unlink()
-        path.symlink_to(victim / "file")
     else:
-        shutil.rmtree(path.parent)
-        path.parent.symlink_to(victim)
+        moved = path if data.draw(st.booleans()) else path.parent
+        shutil.move(moved, world.folder / VICTIM / "moved")
+        moved.symlink_to(world.folder / VICTIM / "moved")
+
+
+def kept(world: World) -> dict[str, bytes]:
+    """What no command may remove or change."""
+    places = (world.folder / "backups" / PINNED, world.folder / VICTIM)
+    return {f"{place.name}/{name}": each for place in places for name, each in read_objects(place).items()}
 
 
 @pytest.mark.slow
@@ -230,17 +234,17 @@ def test_whatever_runs_touches_nothing_that_is_pinned_of_others_or_elsewhere(wor
     shutil.rmtree(world.folder)
     shutil.copytree(world.model, world.folder)
     objects = read_objects(world.folder)
-    kept = {name: each for name, each in objects.items() if name.startswith((f"backups/{PINNED}/", VICTIM))}
+    mine = [name for name in objects if not name.startswith((f"backups/{PINNED}/", VICTIM)) and name.endswith(RECORDS)]
     kinds: dict[str, list[str]] = {}
-    for name in sorted(each for each in objects.keys() - kept.keys() if each.endswith(RECORDS)):
+    for name in sorted(mine):
         kinds.setdefault(re.sub("[0-9a-f]{2,}", "", Path(name).parent.name + Path(name).name), []).append(name)
     name = data.draw(st.sampled_from(kinds[data.draw(st.sampled_from(sorted(kinds)))]))
     put_in_place(world, data, name, objects)
+    before = kept(world)
     command = data.draw(st.sampled_from(sorted(world.commands())))
     code = run(world.commands()[command])
     assert code != 1, "an unexpected error"
-    now = read_objects(world.folder)
-    assert {each: now.get(each) for each in kept} == kept
+    assert kept(world) == before
     assert {keyspace: contents(world.live, keyspace) for keyspace in ROWS} == ROWS
     for keyspace in (DRILL, TARGET) if command.startswith(("drill", "restore")) else ():
         world.live.raw(keyspace).delete_range(EVERY_KEY)

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.damage import read_objects
 from tests.unit.archive.samples import LOG, START, WHOLE, describe, save, store_at
 from tests.unit.incremental.changes import Change, batch
 from tikv_br.archive.log import LogArchive
-from tikv_br.archive.maintenance import plan_truncation, set_state, state_of, truncate
-from tikv_br.archive.records import Checkpoint, Control, LogDescription, LogState, Truncation
+from tikv_br.archive.maintenance import plan_clean_up, plan_truncation, remove, set_state, state_of, status_of, truncate
+from tikv_br.archive.records import (
+    TRUNCATION,
+    Checkpoint,
+    Control,
+    InexactPeriod,
+    LogDescription,
+    LogState,
+    MissedIngest,
+    Truncation,
+)
 from tikv_br.archive.writer import FlushOptions, LogWriter
 from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import LogDamaged, TikvBrError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 
 STEP = 10
@@ -186,3 +199,93 @@ def test_records_of_another_log_and_earlier_ones(kind: str, tmp_path: Path) -> N
         assert bool(found) == bool(changes is other or words)
         assert_never_wrong(store, expected)
         victim.write_bytes(whole)
+
+
+def shown(store: ObjectStore) -> None:
+    """Everything that reads the records of a log, and then what removes objects without being told a time."""
+    log = LogArchive.open(store, LOG)
+    status_of(log)
+    log.inexact_around(log.description.ranges, log.end_ts())
+    remove(log, plan_clean_up(log, grace=0.0))
+
+
+@pytest.mark.parametrize("restorable_from", [ROWS_END - STEP, ROWS_END, 1 << 63, (1 << 64) - 1])
+def test_a_forged_truncation_removes_nothing(tmp_path: Path, restorable_from: int) -> None:
+    """It hides changes; a clean-up, which follows a compaction, does not follow it."""
+    store = write_log(tmp_path)
+    write_record(store, f"{LOG}/{TRUNCATION}", Truncation(LOG, restorable_from, 5))
+    before = {info.name for info in store.list()}
+    with contextlib.suppress(TikvBrError):
+        shown(store)
+    assert {info.name for info in store.list()} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["data/../../other/data/a", "data/../segments", "data/", "data//x", "data/\0", "../other/data/x"]
+)
+def test_a_segment_that_lists_what_is_outside(tmp_path: Path, name: str) -> None:
+    """It is damage, and counts as missing; the rest of the log can be read, and nothing outside goes."""
+    store = write_log(tmp_path)
+    write_log(tmp_path / "other" / "data")
+    log = LogArchive.open(store, LOG)
+    before, file = read_objects(tmp_path), log.segments[-1].files[0]
+    forged = dataclasses.replace(
+        log.segments[-1], files=(dataclasses.replace(file, name=f"{LOG}/{name}"),), token="f" * 8
+    )
+    write_record(store, forged.name, forged)
+    now = LogArchive.open(store, LOG)
+    assert len(now.segments) == len(log.segments)
+    assert any(forged.name in each.problem or name in each.name for each in now.damage)
+    shown(store)
+    plan = plan_truncation(now, ROWS_END, now=1e12)
+    truncate(now, plan)
+    after = read_objects(tmp_path)
+    assert {each: after.get(each) for each in before if each.startswith("other")} == {
+        each: data for each, data in before.items() if each.startswith("other")
+    }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"from_ts": 0, "to_ts": (1 << 64) - 1},
+        {"from_ts": 1 << 63, "to_ts": 5},
+        {"inexact": (InexactPeriod(b"", b"", 0, (1 << 64) - 1),)},
+        {"missed": (MissedIngest(b"", b"", (1 << 64) - 1, 0, "\x1b[2J"),)},
+        {"start": b"", "end": b""},
+        {"start": b"z", "end": b"a"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_segments_of_impossible_times_and_keys(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """They are read, or refused in a sentence, and remove nothing."""
+    store = write_log(tmp_path)
+    log = LogArchive.open(store, LOG)
+    forged = dataclasses.replace(log.segments[-1], files=(), token="f" * 8, **changed)
+    write_record(store, forged.name, forged)
+    before = {info.name for info in store.list()}
+    with contextlib.suppress(TikvBrError):
+        shown(store)
+    assert {info.name for info in store.list()} >= before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"log_id": "../other"},
+        {"keyspace_id": 1 << 40},
+        {"ranges": ()},
+        {"ranges": (KeyRange(b"z", b"a"),)},
+        {"start_ts": (1 << 64) - 1},
+        {"cluster_id": (1 << 64) - 1},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_descriptions_that_no_log_has(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """They are read, or refused in a sentence, and remove nothing."""
+    store = write_log(tmp_path)
+    write_record(store, f"{LOG}/log.json", dataclasses.replace(describe(), **changed))
+    before = {info.name for info in store.list()}
+    with contextlib.suppress(TikvBrError):
+        shown(store)
+    assert {info.name for info in store.list()} == before

@@ -55,6 +55,10 @@ class SafePointBook:
         """See `SafePointApi`."""
         return 0
 
+    def tso(self) -> int:
+        """See `OwnerPd`."""
+        return 1 << 50
+
     def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
         """See `RegionApi`."""
         return []

@@ -21,7 +21,7 @@ from tikv_br.incremental.group.worker import CaptureOptions, Membership, Worker
 from tikv_br.records import dump
 
 FEED = changefeed("feed")
-TASK = ChangefeedTask("feed", 0, b"a", b"b", capture="one", epoch=1)
+TASK = ChangefeedTask("feed", 0, FEED.range.start, FEED.range.end, capture="one", epoch=1)
 
 
 class Pool(Executor):

@@ -60,3 +60,14 @@ def test_one_that_follows_a_removed_one_of_its_name_is_protected_at_once(store: 
     store.etcd.put(key, dump(FEED))
     owner.step()
     assert SERVICE in pd.held
+
+
+@pytest.mark.parametrize("ahead", [1, 1 << 40])
+def test_checkpoint_in_the_future(store: GroupStore, pd: SafePointBook, ahead: int) -> None:
+    """A status or start-ts that PD has not reached moves no safe point; the changefeed fails."""
+    store.etcd.put(store.keys.of("changefeed", "feed"), dump(replace(FEED, start_ts=pd.tso() + ahead)))
+    CaptureOwner("one", store, pd).step()
+    assert pd.held == {}
+    failed = store.snapshot().changefeeds["feed"]
+    assert failed.state is ChangefeedState.FAILED
+    assert "in the future" in failed.error
