@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec
@@ -20,7 +21,7 @@ from tikv_br.backupset.lease_record import LeaseOwner
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import EtcdConfig
 from tikv_br.cluster.pd_http import gc_status
-from tikv_br.cluster.safepoint import BACKUP_SERVICES, SafePointApi, SafePointKeeper, choose_backup_ts
+from tikv_br.cluster.safepoint import BACKUP_SERVICES, SafePointKeeper, choose_backup_ts
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
 from tikv_br.cluster.versions import FEED
 from tikv_br.errors import ClusterUnfit, SafePointError, SyncRunning, UsageError
@@ -29,6 +30,9 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.pd import PdClient
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +214,7 @@ def expiry(cluster: Cluster, service: str) -> int:
     return next((each for each in found if each > cluster.clock.now()), 0)
 
 
-def protect(pd: SafePointApi, changefeed_id: str, ts: int, gc_ttl: int = GC_TTL) -> SafePointKeeper:
+def protect(pd: PdClient, changefeed_id: str, ts: int, gc_ttl: int = GC_TTL) -> SafePointKeeper:
     """Keep GC from removing changes after a start-ts or checkpoint-ts; returns a started keeper.
 
     Raises `SafePointError` if GC has passed `ts`: then deletions after it may be lost.

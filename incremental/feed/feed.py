@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from tikv_br.incremental.feed.decode import FeedMessage, decode_all
 from tikv_br.incremental.feed.events import Event, Missed, Resolved, Rows, Scanned
 from tikv_br.incremental.feed.frontier import RegionSpan, ResolvedFrontier
 from tikv_br.incremental.feed.inbox import Inbox
-from tikv_br.incremental.feed.ingests import IngestSource, IngestWatch
+from tikv_br.incremental.feed.ingests import IngestWatch
 from tikv_br.incremental.feed.options import FeedOptions, hold_back_for
 from tikv_br.incremental.feed.status import STALLED_SECONDS, FeedStatus
 from tikv_br.incremental.feed.stream import (
@@ -42,6 +42,9 @@ from tikv_br.incremental.feed.stream import (
     classify_feed_error,
 )
 from tikv_br.incremental.feed.subscriptions import Subscriptions
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.ingests import Ingests
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +70,7 @@ class Feed:
         start_ts: int,
         options: FeedOptions | None = None,
         *,
-        ingests: IngestSource | None = None,
+        ingests: Ingests | None = None,
     ) -> None:
         """`span` is in RPC keys. No store may still give writes a timestamp at or below `start_ts`; see `handover.resolve`.
 

@@ -6,9 +6,8 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
-from tikv_br.cluster.ingests import Ingest
+from tikv_br.cluster.ingests import Ingest, Ingests
 from tikv_br.errors import ClusterTlsError, EtcdUnreachable
 from tikv_br.formats.keys.ranges import KeyRange
 
@@ -20,20 +19,10 @@ WARN_SECONDS = 60.0
 """Interval of log messages about a lasting failure."""
 
 
-class IngestSource(Protocol):
-    """The methods of `Ingests` that a feed uses."""
-
-    def revision(self) -> int:
-        """The revision of the last change of any announcement."""
-
-    def read(self) -> tuple[Ingest, ...]:
-        """All announcements."""
-
-
 class IngestWatch:
     """The unfinished ingests of a range. `waits_for` is thread-safe."""
 
-    def __init__(self, source: IngestSource | None, span: KeyRange) -> None:
+    def __init__(self, source: Ingests | None, span: KeyRange) -> None:
         """`source` is None if ingests are not watched; `span` is in RPC keys."""
         self._source, self._span = source, span
         self.due_at = math.inf if source is None else 0.0

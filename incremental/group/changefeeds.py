@@ -12,7 +12,8 @@ from dataclasses import replace
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd_values import Delete, Put, absent, modified_at, none_with
 from tikv_br.cluster.keyspaces import keyspace_names
-from tikv_br.cluster.safepoint import SafePointApi, release
+from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.safepoint import release
 from tikv_br.errors import (
     ChangefeedBusy,
     ChangefeedExists,
@@ -99,7 +100,7 @@ def check_sound(state: GroupState, *changefeed_ids: str) -> None:
 class Changefeeds:
     """The changefeeds of one source cluster. All methods raise `EtcdError` and `SyncStateDamaged`."""
 
-    def __init__(self, store: GroupStore, pd: SafePointApi, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, store: GroupStore, pd: PdClient, sleep: Callable[[float], None] = time.sleep) -> None:
         """`pd` is the source's."""
         self._store = store
         self._pd = pd

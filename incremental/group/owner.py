@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.etcd_values import Compare, Operation, Put
-from tikv_br.cluster.regions import Region
+from tikv_br.cluster.pd import PdClient
 from tikv_br.errors import ClusterError, EtcdError, SafePointError, SyncStateDamaged, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
@@ -35,14 +34,7 @@ from tikv_br.incremental.handover import MIN_TTL, RENEW_SECONDS, service_id
 from tikv_br.records import dump
 
 
-class RegionApi(Protocol):
-    """The call of `PdClient` that lists regions."""
-
-    def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
-        """The regions that cover a range of bounds."""
-
-
-def sub_spans(pd: RegionApi, changefeed: ChangefeedInfo) -> list[KeyRange]:
+def sub_spans(pd: PdClient, changefeed: ChangefeedInfo) -> list[KeyRange]:
     """The changefeed's range in `spans` parts, or fewer if it has fewer regions. Raises `ClusterError`."""
     codec = KeyCodec(ApiVersion.V2, changefeed.keyspace_id)
     whole = changefeed.range
@@ -69,18 +61,11 @@ def _key(codec: KeyCodec, bound: bytes) -> bytes:
 log = logging.getLogger(__name__)
 
 
-class OwnerPd(safepoint.SafePointApi, RegionApi, Protocol):
-    """The calls of `PdClient` that an owner needs."""
-
-    def tso(self) -> int:
-        """A timestamp later than all before."""
-
-
 class CaptureOwner:
     """The owner's part of a capture; it does nothing while another capture is the owner. For one thread."""
 
     def __init__(
-        self, capture_id: str, store: GroupStore, pd: OwnerPd, clock: Callable[[], float] = time.monotonic
+        self, capture_id: str, store: GroupStore, pd: PdClient, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`pd` is the source's."""
         self._id = capture_id

@@ -33,7 +33,7 @@ from tikv_br.formats.keys.codec import encode
 from tikv_br.gc.election import PREFIX
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import FOREVER, GcReport, report
-from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions
+from tikv_br.gc.worker import GcWorker, WorkerOptions
 from tikv_br.playground.etcd import EtcdServer
 
 HOUR = 3600
@@ -211,7 +211,7 @@ def work(pd: str, etcd: str, log: str, life_time: float = LIFE) -> int:
             os.close(descriptor)
 
     with PdClient(options.hurry(ClusterConfig(pd=tuple(pd.split(","))))) as client, Etcd.connect([etcd]) as connected:
-        GcWorker(connected, ClusterGc(client), options, show).run(threading.Event())
+        GcWorker(connected, client, options, show).run(threading.Event())
     return 0
 
 

@@ -20,7 +20,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.gc.transactions import resolve_locks
-from tikv_br.gc.worker import ClusterGc, run_round
+from tikv_br.gc.worker import run_round
 
 
 @pytest.fixture(scope="module", params=[ApiVersion.V1, ApiVersion.V2], ids=lambda version: version.label)
@@ -165,7 +165,7 @@ def test_gc_stays_below_a_live_transaction(tmp_path: Path) -> None:
         later = here.prewrite(*NAMES[3:6])
         here.commit(later, NAMES[3])
         time.sleep(0.01)
-        pd = ClusterGc(live.cluster.pd)
+        pd = live.cluster.pd
 
         def resolve(safe_point: int) -> LockReport:
             return LockResolver(live.cluster).resolve(here.span, safe_point)

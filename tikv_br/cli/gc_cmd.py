@@ -78,7 +78,7 @@ def run(flags: RunFlags) -> None:
     from tikv_br.gc.metrics import WorkerFigures, write_metrics
     from tikv_br.gc.transactions import check_has_versions, check_round, resolve_locks
     from tikv_br.gc.watch import WorkerWatch
-    from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions, no_locks, worker_name
+    from tikv_br.gc.worker import GcWorker, WorkerOptions, no_locks, worker_name
 
     options = WorkerOptions(flags.life_time, flags.interval, round(flags.lease))
     stop, file = threading.Event(), Path(flags.metrics_file) if flags.metrics_file else None
@@ -100,7 +100,7 @@ def run(flags: RunFlags) -> None:
             resolve: Resolve = no_locks
             if flags.resolve_locks:  # its requests need not end before the lease does
                 resolve = partial(resolve_locks, stack.enter_context(Cluster.connect(config)))
-            GcWorker(etcd, ClusterGc(cluster.pd), options, show, name, check, resolve).run(stop)
+            GcWorker(etcd, cluster.pd, options, show, name, check, resolve).run(stop)
     flags.out.flush()
     if received:
         raise received[0]
@@ -284,10 +284,9 @@ def release(flags: ReleaseFlags) -> None:
     from tikv_br.cluster.pd import PdClient
     from tikv_br.gc.release import find, release_unused
     from tikv_br.gc.status import owner_of
-    from tikv_br.gc.worker import ClusterGc
 
     with PdClient(config) as client:
-        pd, owner = ClusterGc(client), owner_of(flags.service)
+        pd, owner = client, owner_of(flags.service)
         found = find(pd, flags.service)
         lost = "GC may then remove versions that it needs to be resumed or started from."
         confirmation("gc release", yes=flags.yes)(f"Remove {flags.service} ({owner})? {lost}")

@@ -9,10 +9,13 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.pd import PdClient
 
 QUESTIONS = 5
 SUSPICIOUS_SECONDS = 1.0
@@ -28,13 +31,6 @@ MEASURED_SECONDS = 600.0
 """Seconds for which a difference of clocks counts: they drift, and are corrected in small steps."""
 
 
-class TimestampSource(Protocol):
-    """The part of `PdClient` that gives timestamps."""
-
-    def tso(self) -> int:
-        """A fresh timestamp. Raises `ClusterError`."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClockDifference:
     """Difference between this machine's clock and PD's timestamps."""
@@ -45,7 +41,7 @@ class ClockDifference:
     """The timestamps stand still: changes of PD's leader have moved them ahead of PD's own clock, which catches up."""
 
 
-def measure_clock(pd: TimestampSource) -> ClockDifference:
+def measure_clock(pd: PdClient) -> ClockDifference:
     """Compare the clocks; of some questions, the one answered soonest says most. Raises `ClusterError`."""
     questions: list[tuple[float, float]] = []
     for _ in range(QUESTIONS):
@@ -57,7 +53,7 @@ def measure_clock(pd: TimestampSource) -> ClockDifference:
     return ClockDifference(ahead, stalled=ahead < -SUSPICIOUS_SECONDS and _stands_still(pd))
 
 
-def _stands_still(pd: TimestampSource) -> bool:
+def _stands_still(pd: PdClient) -> bool:
     """Return whether PD's timestamps stand still or jump; they also jump while the leader changes."""
     began, first = time.monotonic(), physical_ms(pd.tso())
     time.sleep(STALL_SECONDS)
@@ -85,7 +81,7 @@ class ClusterClock:
     The difference to this machine's clock is measured at the first use, again if this machine's clock was set since, and now and then.
     """
 
-    def __init__(self, pd: TimestampSource) -> None:
+    def __init__(self, pd: PdClient) -> None:
         self._pd = pd
         self._lock = threading.Lock()
         self._ahead: float | None = None

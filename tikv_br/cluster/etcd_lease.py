@@ -5,29 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from tikv_br import cancellation
 from tikv_br.cancellation import BackgroundWork
 from tikv_br.errors import EtcdLeaseExpired, TikvBrError
 
+if TYPE_CHECKING:
+    from tikv_br.cluster.etcd import Etcd
+
 log = logging.getLogger(__name__)
 
 
 RENEWALS_PER_TTL = 3
-
-
-class LeaseApi(Protocol):
-    """The calls of `Etcd` that manage leases."""
-
-    def grant(self, ttl_seconds: int) -> int:
-        """Create a lease and return its id."""
-
-    def keep_alive(self, lease: int, timeout: float | None = None) -> int:
-        """Renew a lease and return its remaining seconds."""
-
-    def revoke(self, lease: int) -> None:
-        """Revoke a lease; its keys are deleted."""
 
 
 def boot_clock() -> float:
@@ -42,7 +32,7 @@ class LeaseHolder:
     by our count, and a process that was suspended notices it.
     """
 
-    def __init__(self, etcd: LeaseApi, ttl_seconds: int, *, clock: Callable[[], float] = boot_clock) -> None:
+    def __init__(self, etcd: Etcd, ttl_seconds: int, *, clock: Callable[[], float] = boot_clock) -> None:
         """`ttl_seconds` is how long it outlasts us."""
         self._etcd = etcd
         self._ttl = ttl_seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from tikv_br import retry
@@ -11,11 +11,11 @@ from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
 from tikv_br.cluster.pd_connection import Leader, PdConnection
-from tikv_br.cluster.pd_http import GcBarrier
+from tikv_br.cluster.pd_http import GcBarrier, GcStatus, PdHttp, gc_status
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.timestamps import compose
 from tikv_br.cluster.topology import Store
-from tikv_br.errors import ClusterUnfit, ClusterUnreachable, UsageError
+from tikv_br.errors import ClusterUnfit, ClusterUnreachable, RequestRefused, UsageError
 from tikv_br.formats.api_version import V3_REFUSED
 from tikv_br.formats.keys.text import show_key
 
@@ -209,6 +209,15 @@ class PdClient:
         return tuple(found)
 
     # Keyspaces
+
+    def gc_status(self) -> GcStatus:
+        """All safe points, with global and keyspace-level GC barriers, or why they cannot be listed."""
+        status = gc_status(PdHttp(self.connection))
+        try:
+            barriers = self.gc_barriers()
+        except (CallUnsupported, RequestRefused) as error:
+            return replace(status, has_barriers=True, unlisted=error.message)
+        return status if barriers is None else replace(status, has_barriers=True, barriers=barriers)
 
     def keyspace_id(self, given: str) -> int:
         """The id of a keyspace that is given by its id or its name; ``""`` is the default one, 0.

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from tikv_br import cancellation
 from tikv_br.cancellation import BackgroundWork
@@ -17,6 +17,7 @@ from tikv_br.errors import SafePointError, TikvBrError, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster
+    from tikv_br.cluster.pd import PdClient
     from tikv_br.storage.url import StorageLocation
 
 log = logging.getLogger(__name__)
@@ -38,17 +39,7 @@ OTHER_GC_HINT = (
 """The hint if GC has passed the safe point of a backup."""
 
 
-class SafePointApi(Protocol):
-    """The calls of `PdClient` that manage safe points."""
-
-    def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
-        """Register, renew or remove; returns the minimum that holds."""
-
-    def gc_safe_point(self) -> int:
-        """Return the timestamp below which GC may remove old versions."""
-
-
-def protect(pd: SafePointApi, service_id: str, safe_point: int, ttl_seconds: int, hint: str | None = None) -> None:
+def protect(pd: PdClient, service_id: str, safe_point: int, ttl_seconds: int, hint: str | None = None) -> None:
     """Register or renew a service safe point. Raises `SafePointError` when GC has already passed it."""
     _check_passed(
         max(pd.update_service_safe_point(service_id, ttl_seconds, safe_point), pd.gc_safe_point()),
@@ -67,7 +58,7 @@ def _check_passed(passed: int, safe_point: int, service_id: str, hint: str | Non
         )
 
 
-def release(pd: SafePointApi, service_id: str) -> None:
+def release(pd: PdClient, service_id: str) -> None:
     """Remove a service safe point; it need not exist."""
     pd.update_service_safe_point(service_id, 0, 0)
 
@@ -86,7 +77,7 @@ class SafePointKeeper:
 
     def __init__(
         self,
-        pd: SafePointApi,
+        pd: PdClient,
         service_id: str,
         safe_point: int,
         ttl_seconds: int,

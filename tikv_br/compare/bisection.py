@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.compare.sums import RangeSums
-from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
+
+if TYPE_CHECKING:
+    from tikv_br.compare.sides import ClusterSide, Side
 
 LEAF_ROWS = 4096
 LEAF_BYTES = 4 << 20
 """A range up to this size is scanned: more checksums would take longer."""
 MAX_FRUITLESS_SPLITS = 3
 """Number of successive splits whose halves both differ after which the range is scanned as a whole."""
-
-
-class Reference(Protocol):
-    """Side A, the reference."""
-
-    def possible(self, span: KeyRange, answer: RangeSums) -> Collection[Checksum]:
-        """The checksums that B may answer if its rows are the same: one, or one per second in which rows expire."""
-
-    def middle(self, span: KeyRange) -> bytes | None:
-        """A key that cuts the rows of a range into two parts, neither empty; None when it has fewer than two."""
-
-
-class Target(Protocol):
-    """Side B, which is compared with A."""
-
-    def sums(self, span: KeyRange) -> RangeSums:
-        """The stores' checksum of a range."""
-
-    def middle(self, span: KeyRange) -> bytes | None:
-        """Return a key as `Reference.middle`."""
 
 
 class _ComparedRange(NamedTuple):
@@ -49,7 +31,7 @@ class _ComparedRange(NamedTuple):
         return max(self.a_rows, self.b_rows) <= LEAF_ROWS and self.size <= LEAF_BYTES
 
 
-def different_ranges(a: Reference, b: Target, span: KeyRange, answer: RangeSums) -> Iterator[KeyRange]:
+def different_ranges(a: Side, b: ClusterSide, span: KeyRange, answer: RangeSums) -> Iterator[KeyRange]:
     """The ranges in which something differs, by ascending key: small ones, or larger ones full of differences.
 
     ``answer`` is B's for the whole range. Ranges where both sides change to the same rows in between are not found.
@@ -59,9 +41,9 @@ def different_ranges(a: Reference, b: Target, span: KeyRange, answer: RangeSums)
         yield from _narrow(a, b, compared, 0)
 
 
-def _narrow(a: Reference, b: Target, compared: _ComparedRange, streak: int) -> Iterator[KeyRange]:
+def _narrow(a: Side, b: ClusterSide, compared: _ComparedRange, streak: int) -> Iterator[KeyRange]:
     span = compared.span
-    larger: Reference | Target = a if compared.a_rows >= compared.b_rows else b
+    larger: Side = a if compared.a_rows >= compared.b_rows else b
     middle = None if compared.small or streak >= MAX_FRUITLESS_SPLITS else larger.middle(span)
     if middle is None:
         yield span
@@ -73,7 +55,7 @@ def _narrow(a: Reference, b: Target, compared: _ComparedRange, streak: int) -> I
         yield from _narrow(a, b, half, streak + 1 if len(differ) == len(halves) else 0)
 
 
-def _compare_sums(a: Reference, span: KeyRange, answer: RangeSums) -> _ComparedRange:
+def _compare_sums(a: Side, span: KeyRange, answer: RangeSums) -> _ComparedRange:
     possible, there = a.possible(span, answer), answer.sums
     most = max(possible, key=lambda sums: sums.total_kvs)
     size = max(most.total_bytes, there.total_bytes)

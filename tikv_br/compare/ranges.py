@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.compare.bisection import different_ranges
@@ -63,17 +63,7 @@ def compare_leaf(a: Side, b: ClusterSide, span: KeyRange, keys: int) -> Report:
     return Report(counts, [DifferentRange(span, counts)] if counts.total else [], found[:keys])
 
 
-class PointReads(Protocol):
-    """Single keys of a side."""
-
-    def values(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """The values of those that exist."""
-
-    def ttl(self, key: bytes) -> int | None:
-        """Seconds until a key expires, 0 for never; None if it does not exist."""
-
-
-def recheck_keys(found: Sequence[KeyDifference], a: PointReads, b: PointReads) -> tuple[list[KeyDifference], int]:
+def recheck_keys(found: Sequence[KeyDifference], a: Side, b: Side) -> tuple[list[KeyDifference], int]:
     """The keys that still differ, with the seconds until they expire, and how many have expired or are about to."""
     if not found:
         return [], 0

@@ -7,37 +7,19 @@ key with its lease, and the one whose key was created first leads until its leas
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from typing import Protocol
 
+from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_lease import LeaseHolder
-from tikv_br.cluster.etcd_values import Compare, KeyValue, Listing, Operation, Put, TxnResult, absent
+from tikv_br.cluster.etcd_values import KeyValue, Listing, Put, absent
 from tikv_br.errors import EtcdLeaseExpired
 
 PREFIX = "/gc-worker/election/"
 
 
-class ElectionApi(Protocol):
-    """The calls of `Etcd` that an election needs."""
-
-    def range(self, prefix: str) -> Listing:
-        """All keys with a prefix, as all members agree on them."""
-
-    def transact(
-        self,
-        compares: Iterable[Compare],
-        then: Iterable[Operation],
-        otherwise: Iterable[Operation] = (),
-        *,
-        repeatable: bool = False,
-    ) -> TxnResult:
-        """Do `then` if all conditions hold."""
-
-
 class Candidate:
     """One candidate for as long as its lease lasts. For one thread."""
 
-    def __init__(self, etcd: ElectionApi, lease: LeaseHolder, name: str) -> None:
+    def __init__(self, etcd: Etcd, lease: LeaseHolder, name: str) -> None:
         """Prepare to join; `name` identifies the process for people."""
         self._etcd = etcd
         self._lease = lease

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from tikv_br.cluster import safepoint
-from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, ServiceSafePoint
+from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.pd_http import GC_WORKER, ServiceSafePoint
 from tikv_br.errors import SafePointInUse, UsageError
 from tikv_br.gc.status import owner_of
 
@@ -16,14 +16,7 @@ WATCH_SECONDS = safepoint.RENEW_SECONDS + 15.0
 POLL_SECONDS = 1.0
 
 
-class ReleaseApi(safepoint.SafePointApi, Protocol):
-    """The calls of `PdClient` and `PdHttp` that a release needs."""
-
-    def gc_status(self) -> GcStatus:
-        """All safe points."""
-
-
-def find(pd: ReleaseApi, service: str) -> ServiceSafePoint:
+def find(pd: PdClient, service: str) -> ServiceSafePoint:
     """The safe point of a service. Raises `UsageError` if there is none, or if it is GC's own."""
     if service == GC_WORKER:
         raise UsageError(
@@ -36,7 +29,7 @@ def find(pd: ReleaseApi, service: str) -> ServiceSafePoint:
 
 
 def release_unused(
-    pd: ReleaseApi,
+    pd: PdClient,
     before: ServiceSafePoint,
     seconds: float,
     *,
@@ -65,5 +58,5 @@ def release_unused(
         raise SafePointInUse(f"{before.service} was removed, and at once registered again")
 
 
-def _look(pd: ReleaseApi, service: str) -> ServiceSafePoint | None:
+def _look(pd: PdClient, service: str) -> ServiceSafePoint | None:
     return next((each for each in pd.gc_status().services if each.service == service), None)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_http import GcBarrier, GcStatus, PdHttp, gc_status
+from tikv_br.cluster.pd_http import GcBarrier, GcStatus, gc_status
 from tikv_br.cluster.timestamps import physical_ms
-from tikv_br.errors import ClusterError, RequestRefused
+from tikv_br.errors import ClusterError
 
 if TYPE_CHECKING:
     from tikv_br.cluster.locks import LiveLock
@@ -178,17 +177,7 @@ class GcReport:
 def read_report(config: ClusterConfig) -> GcReport:
     """Ask PD; the stores are not needed. Raises `ClusterError`."""
     with PdClient(config) as pd:
-        return report(read_status(pd), pd.tso())
-
-
-def read_status(pd: PdClient) -> GcStatus:
-    """All safe points, with global and keyspace-level GC barriers, or why they cannot be listed. Raises `ClusterError`."""
-    status = gc_status(PdHttp(pd.connection))
-    try:
-        barriers = pd.gc_barriers()
-    except (CallUnsupported, RequestRefused) as error:
-        return replace(status, has_barriers=True, unlisted=error.message)
-    return status if barriers is None else replace(status, has_barriers=True, barriers=barriers)
+        return report(pd.gc_status(), pd.tso())
 
 
 def report(status: GcStatus, now_ts: int) -> GcReport:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.etcd_values import Listing
 from tikv_br.cluster.locks import LockReport, LockResolver
 from tikv_br.cluster.pd_http import GcStatus, gc_status
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
@@ -16,6 +15,9 @@ from tikv_br.errors import ClusterUnfit, ClusterUnreachable, EtcdUnreachable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.etcd import Etcd
 
 LOCK_PATIENCE = 20.0
 """Seconds to wait for transactions that are alive: the TTL that client-go gives to locks that it keeps alive."""
@@ -58,14 +60,7 @@ def check_has_no_transactions(cluster: Cluster) -> None:
         )
 
 
-class EtcdReader(Protocol):
-    """The call of `Etcd` that a look for TiDB needs."""
-
-    def range(self, prefix: str) -> Listing:
-        """All keys with a prefix, as all members agree on them."""
-
-
-def check_no_tidb(etcd: EtcdReader) -> None:
+def check_no_tidb(etcd: Etcd) -> None:
     """Raise `ClusterUnfit` if TiDB uses the cluster, whose PD has this etcd; `ClusterUnreachable` if that does not answer."""
     try:
         keys = [item.key for prefix in TIDB_SERVERS for item in etcd.range(prefix).items]

@@ -21,20 +21,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from tikv_br import cancellation
 from tikv_br.cancellation import TaskCancelled
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.etcd_lease import LeaseApi, LeaseHolder
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.cluster.locks import LockReport
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_http import GC_WORKER, GcStatus
+from tikv_br.cluster.pd_http import GC_WORKER
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
 from tikv_br.errors import ClusterError, EtcdLeaseExpired, EtcdUnreachable
-from tikv_br.gc.election import Candidate, ElectionApi
+from tikv_br.gc.election import Candidate
 from tikv_br.gc.metrics import WorkerFigures
-from tikv_br.gc.status import FOREVER, GcReport, read_status, report
+from tikv_br.gc.status import FOREVER, GcReport, report
 from tikv_br.report.facts import counted
 
 log = logging.getLogger(__name__)
@@ -43,41 +43,6 @@ REJOIN_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 """Seconds between two rounds if the first has failed."""
 POLLS_PER_LEASE = 10
-
-
-class GcPd(Protocol):
-    """The calls of `PdClient` and `PdHttp` that a worker needs."""
-
-    def tso(self) -> int:
-        """A fresh timestamp."""
-
-    def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
-        """Set a service's safe point; returns the minimum over all services."""
-
-    def update_gc_safe_point(self, safe_point: int) -> int:
-        """Move the GC safe point up; returns where it is."""
-
-    def gc_status(self) -> GcStatus:
-        """All safe points."""
-
-
-class ClusterGc:
-    """The calls of a cluster's PD for GC: `GcPd` and `release.ReleaseApi`."""
-
-    def __init__(self, pd: PdClient) -> None:
-        self._pd = pd
-        self.tso = pd.tso
-        self.update_service_safe_point = pd.update_service_safe_point
-        self.update_gc_safe_point = pd.update_gc_safe_point
-        self.gc_safe_point = pd.gc_safe_point
-
-    def gc_status(self) -> GcStatus:
-        """All safe points."""
-        return read_status(self._pd)
-
-
-class WorkerEtcd(LeaseApi, ElectionApi, Protocol):
-    """The calls of `Etcd` that a worker needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +93,7 @@ NO_LOCKS = LockReport(0, (), frozenset())
 
 
 def run_round(
-    pd: GcPd,
+    pd: PdClient,
     life_time: float,
     confirm: Callable[[], None],
     resolve: Callable[[int], LockReport] = lambda _safe_point: NO_LOCKS,
@@ -178,8 +143,8 @@ class GcWorker:
 
     def __init__(
         self,
-        etcd: WorkerEtcd,
-        pd: GcPd,
+        etcd: Etcd,
+        pd: PdClient,
         options: WorkerOptions,
         show: Show,
         name: str = "",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.text import show_key
@@ -15,19 +15,8 @@ from tikv_br.progress_events import Reporter, TasksProgress, silent
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tikv_br.formats.columns import Flags, Numbers
+    from tikv_br.cluster.puts import ColumnWriter
     from tikv_br.load.sources import RowSource
-
-
-class PutClient(Protocol):
-    """The part of `ColumnWriter` that loading needs."""
-
-    @property
-    def now(self) -> Callable[[], int]:
-        """Gives the seconds since the epoch by which expiries are judged."""
-
-    def put(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers, ttl: int) -> Flags:
-        """Write pairs; see `ColumnWriter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +31,7 @@ class LoadSummary:
 
 
 def load_pairs(
-    client: PutClient, source: RowSource, *, ttl: int = 0, concurrency: int = 8, reporter: Reporter = silent
+    client: ColumnWriter, source: RowSource, *, ttl: int = 0, concurrency: int = 8, reporter: Reporter = silent
 ) -> LoadSummary:
     """Put every record of ``source``, in order of its batches: of equal keys the last wins.
 

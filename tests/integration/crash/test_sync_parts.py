@@ -24,7 +24,6 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.checkpoint import CheckpointStore, ObjectCheckpoints
 from tikv_br.incremental.feed.feed import Feed
-from tikv_br.incremental.feed.ingests import IngestSource
 from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.incremental.handover import FromTs
 from tikv_br.incremental.sinks.base import Sink
@@ -41,7 +40,7 @@ PARTS: tuple[tuple[type, type], ...] = (
     (Feed, Feed),
     (Sorter, Sorter),
     (TikvSink, Sink),
-    (Ingests, IngestSource),
+    (Ingests, Ingests),
 )
 """Parts of a sync, with the class that describes the calls."""
 numbers = itertools.count(1)

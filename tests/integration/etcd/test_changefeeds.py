@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.pd import PdClient
 from tikv_br.errors import (
     ChangefeedBusy,
     ChangefeedExists,
@@ -37,7 +38,7 @@ CLUSTERS = itertools.count(3000)
 FEED = ChangefeedInfo("feed", "blackhole://", 0, b"", b"", start_ts=1000, created_ms=5)
 
 
-class SafePoints:
+class SafePoints(PdClient):
     """PD's book of safe points."""
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class SafePoints:
         self.gc = 0
 
     def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
-        """See `SafePointApi`."""
+        """See `PdClient`."""
         if ttl_seconds:
             self.held[service_id] = safe_point
         else:
@@ -53,7 +54,7 @@ class SafePoints:
         return self.gc
 
     def gc_safe_point(self) -> int:
-        """See `SafePointApi`."""
+        """See `PdClient`."""
         return self.gc
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.errors import ClusterUnreachable
 from tikv_br.formats.keys import codec
@@ -21,7 +22,7 @@ CLUSTERS = itertools.count(7000)
 FEED = ChangefeedInfo("feed", "blackhole://", 0, b"", b"", start_ts=1000, created_ms=5)
 
 
-class Pd:
+class Pd(PdClient):
     """Four regions, and a book of safe points."""
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class Pd:
         self.away = False
 
     def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
-        """See `SafePointApi`."""
+        """See `PdClient`."""
         if ttl_seconds:
             self.held[service_id] = safe_point
         else:
@@ -38,7 +39,7 @@ class Pd:
         return self.passed
 
     def gc_safe_point(self) -> int:
-        """See `SafePointApi`."""
+        """See `PdClient`."""
         return self.passed
 
     def tso(self) -> int:
@@ -46,7 +47,7 @@ class Pd:
         return 1 << 50
 
     def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
-        """See `RegionApi`."""
+        """See `PdClient`."""
         if self.away:
             raise ClusterUnreachable("PD is away")
         borders = [b"", *(codec.encode(b"r\0\0\0" + each) for each in (b"b", b"c", b"d")), b""]

@@ -21,6 +21,7 @@ from tests.support.waiting import eventually
 from tikv_br.cli.command import CommandPath
 from tikv_br.cli.shared import pd_time
 from tikv_br.cluster import clock, cluster
+from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.timestamps import parse_ts, seconds_between
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.feed.options import FeedOptions
@@ -118,7 +119,7 @@ def test_verify_and_diff_find_no_difference(expiring: World, monkeypatch: pytest
     measured: list[object] = []
     measure = clock.measure_clock
 
-    def counted(pd: clock.TimestampSource) -> clock.ClockDifference:
+    def counted(pd: PdClient) -> clock.ClockDifference:
         measured.append(pd)
         return measure(pd)
 

@@ -12,6 +12,7 @@ from tikv_br.cluster.clock import seconds_now
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
+from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import PdHttp
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ClusterUnreachable, TikvBrError
@@ -133,7 +134,7 @@ def put_answer(error: errorpb_pb2.Error | None = None) -> kvrpcpb_pb2.RawPutResp
     return kvrpcpb_pb2.RawPutResponse(region_error=error)
 
 
-class FakeSafePoints:
+class FakeSafePoints(PdClient):
     """PD's safe points in memory; `fail` makes every call end with `error`."""
 
     def __init__(self) -> None:

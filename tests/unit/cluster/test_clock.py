@@ -9,10 +9,11 @@ import pytest
 
 from tikv_br.cluster import clock
 from tikv_br.cluster.clock import ClusterClock, measure_clock
+from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.timestamps import compose
 
 
-class Timestamps:
+class Timestamps(PdClient):
     """PD's, from a clock ``ahead`` of ours; none below ``floor`` (milliseconds), as after changes of its leader."""
 
     def __init__(self, ahead: float, floor: float = 0) -> None:

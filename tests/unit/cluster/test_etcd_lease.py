@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from tests.support.waiting import eventually
+from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_lease import LeaseHolder
 from tikv_br.errors import ClusterTlsError, EtcdLeaseExpired, EtcdUnreachable, TikvBrError
 
@@ -14,7 +15,7 @@ TTL = 1
 PAST_THE_TTL = 2.0
 
 
-class SlowEtcd:
+class SlowEtcd(Etcd):
     """An etcd whose clock the test moves: `late` seconds pass between a request and its answer."""
 
     def __init__(self) -> None:
@@ -29,12 +30,12 @@ class SlowEtcd:
         return self.now
 
     def grant(self, ttl_seconds: int) -> int:
-        """See `LeaseApi`."""
+        """See `Etcd`."""
         self.now += self.late
         return 7
 
     def keep_alive(self, lease: int, timeout: float | None = None) -> int:
-        """See `LeaseApi`."""
+        """See `Etcd`."""
         self.now += self.late
         self.renewals += 1
         if self.trouble is not None:
@@ -42,7 +43,7 @@ class SlowEtcd:
         return TTL
 
     def revoke(self, lease: int) -> None:
-        """See `LeaseApi`."""
+        """See `Etcd`."""
         self.revoked.set()
         if self.trouble is not None:
             raise self.trouble

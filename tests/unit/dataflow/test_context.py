@@ -6,6 +6,7 @@ import pytest
 
 from tikv_br.backupset.ledger import FinishedTask
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.dataflow import steps
 from tikv_br.dataflow.context import BackupContext
@@ -17,8 +18,11 @@ from tikv_br.storage.url import StorageLocation
 RESULT = TaskResult(FinishedTask(b"", b"", "a", vanished=4), PhaseSeconds(scan=1.5, upload=0.5))
 
 
-class AbsentPd:
+class AbsentPd(PdClient):
     """A PD that does not answer."""
+
+    def __init__(self) -> None:
+        """Connect to nothing."""
 
     def gc_safe_point(self) -> int:
         """Fail."""

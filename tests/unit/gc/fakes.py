@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import cast
 
+from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Compare, KeyValue, Listing, Operation, Put, TxnResult
+from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, ServiceSafePoint
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import EtcdLeaseExpired
@@ -29,8 +31,8 @@ class Memory:
         self._records |= records
 
 
-class FakePd:
-    """`GcPd` whose clock the test moves."""
+class FakePd(PdClient):
+    """A PD whose clock the test moves."""
 
     def __init__(self, *, barriers: bool = False) -> None:
         self.seconds = 1_800_000_000.0
@@ -44,26 +46,26 @@ class FakePd:
         return compose(round((self.seconds - seconds) * 1000))
 
     def tso(self) -> int:
-        """See `GcPd`."""
+        """See `PdClient`."""
         if self.failure is not None:
             raise self.failure
         return self.ago(0)
 
     def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
-        """See `GcPd`."""
+        """See `PdClient`."""
         return self.state.update_service(service_id, ttl_seconds, safe_point)[1].ts
 
     def update_gc_safe_point(self, safe_point: int) -> int:
-        """See `GcPd`."""
+        """See `PdClient`."""
         self.updates.append(safe_point)
         return self.state.advance(safe_point)
 
     def gc_safe_point(self) -> int:
-        """See `SafePointApi`."""
+        """See `PdClient`."""
         return self.state.safe_point
 
     def gc_status(self) -> GcStatus:
-        """See `GcPd`."""
+        """See `PdClient`."""
         services = self.state.services()
         worker = services.pop(GC_WORKER).ts
         held = tuple(ServiceSafePoint(name, each.ts, each.expires) for name, each in services.items())
@@ -79,8 +81,8 @@ class FakePd:
         self.state.update_service(GC_WORKER, FOREVER, ts)
 
 
-class FakeEtcd:
-    """`WorkerEtcd` in memory; leases end only by `expire`."""
+class FakeEtcd(Etcd):
+    """Etcd in memory; leases end only by `expire`."""
 
     def __init__(self) -> None:
         self.items: dict[str, KeyValue] = {}
@@ -90,21 +92,21 @@ class FakeEtcd:
         self.failure: Exception | None = None
 
     def grant(self, ttl_seconds: int) -> int:
-        """See `LeaseApi`."""
+        """See `Etcd`."""
         self._answer()
         self.revision += 1
         self.leases[self.revision] = ttl_seconds
         return self.revision
 
     def keep_alive(self, lease: int, timeout: float | None = None) -> int:
-        """See `LeaseApi`."""
+        """See `Etcd`."""
         self._answer()
         if lease not in self.leases:
             raise EtcdLeaseExpired("gone")
         return self.leases[lease]
 
     def revoke(self, lease: int) -> None:
-        """See `LeaseApi`."""
+        """See `Etcd`."""
         self.expire(lease)
 
     def expire(self, lease: int) -> None:
@@ -113,7 +115,7 @@ class FakeEtcd:
         self.items = {key: item for key, item in self.items.items() if item.lease != lease}
 
     def range(self, prefix: str) -> Listing:
-        """See `ElectionApi`."""
+        """See `Etcd`."""
         self._answer()
         found = (item for key, item in sorted(self.items.items()) if key.startswith(prefix))
         return Listing(tuple(found), self.revision)
@@ -126,7 +128,7 @@ class FakeEtcd:
         *,
         repeatable: bool = False,
     ) -> TxnResult:
-        """See `ElectionApi`; only what it needs."""
+        """See `Etcd`; only what it needs."""
         self._answer()
         for compare in compares:
             item = self.items.get(compare.key)

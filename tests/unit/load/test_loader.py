@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tikv_br.cluster.clock import seconds_now
+from tikv_br.cluster.puts import ColumnWriter
 from tikv_br.errors import RequestRefused, UsageError
 from tikv_br.formats import columns
 from tikv_br.load.loader import load_pairs
@@ -17,7 +18,7 @@ from tikv_br.load.sources import RowSource, made_pairs
 from tikv_br.progress_events import Event, TasksProgress
 
 
-class FakeClient:
+class FakeClient(ColumnWriter):
     """Keeps what is put, as a cluster would, and how many puts ran at once."""
 
     def __init__(self, at_once: int = 1) -> None:
@@ -32,9 +33,14 @@ class FakeClient:
     now = staticmethod(lambda: seconds_now(0))
 
     def put(
-        self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: columns.Numbers, ttl: int
+        self,
+        keys: pa.LargeBinaryArray,
+        values: pa.LargeBinaryArray,
+        expire_ts: columns.Numbers | None = None,
+        ttl: int = 0,
     ) -> columns.Flags:
         """Take pairs, whose keys must ascend. None expires on the way."""
+        assert expire_ts is not None
         with self._lock:
             self._running += 1
             self.most = max(self.most, self._running)
@@ -103,8 +109,13 @@ def test_rows_that_expire_before_they_are_sent_are_counted_as_expired() -> None:
 
     class Late(FakeClient):
         def put(
-            self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: columns.Numbers, ttl: int
+            self,
+            keys: pa.LargeBinaryArray,
+            values: pa.LargeBinaryArray,
+            expire_ts: columns.Numbers | None = None,
+            ttl: int = 0,
         ) -> columns.Flags:
+            assert expire_ts is not None
             super().put(keys, values, expire_ts, ttl)
             return expire_ts > 0
 

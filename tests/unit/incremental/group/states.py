@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.regions import Region
 from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, ChangefeedState, ChangefeedTask, GroupState
 
@@ -37,14 +38,14 @@ def state_of(
 SERVICE = "tikv-br-sync-feed"
 
 
-class SafePointBook:
+class SafePointBook(PdClient):
     """A book of safe points, and no borders of regions."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[int, int]] = {}
 
     def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
-        """See `SafePointApi`."""
+        """See `PdClient`."""
         if ttl_seconds:
             self.held[service_id] = safe_point, ttl_seconds
         else:
@@ -52,7 +53,7 @@ class SafePointBook:
         return 0
 
     def gc_safe_point(self) -> int:
-        """See `SafePointApi`."""
+        """See `PdClient`."""
         return 0
 
     def tso(self) -> int:
@@ -60,5 +61,5 @@ class SafePointBook:
         return 1 << 50
 
     def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
-        """See `RegionApi`."""
+        """See `PdClient`."""
         return []
