@@ -97,7 +97,7 @@ class FinishedTask:
 
 def write_entry(store: ObjectStore, entry: LedgerEntry) -> None:
     """Record it; the files it names must be there already. Raises `StorageError`."""
-    write_record(store, layout.ledger_name(entry.interval, entry.attempt), entry, compact=True)
+    write_record(store, layout.ledger_name(entry.interval, entry.attempt), entry)
 
 
 def read_entry(store: ObjectStore, finished: FinishedTask) -> LedgerEntry:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tikv_br.backupset import layout
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, StorageObjectMissing
-from tikv_br.records import dump, dump_compact, load
+from tikv_br.records import dump, load
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import IV_SIZE, KEY_SIZES, Crypter
 from tikv_br.storage.open import open_store
@@ -23,9 +23,9 @@ _MARK = b'{"encryption": '
 _KEY_HINT = "Pass --crypter.key-file with the key that the backup was encrypted with."
 
 
-def write_record(store: ObjectStore, name: str, record: object, *, compact: bool = False) -> None:
+def write_record(store: ObjectStore, name: str, record: object) -> None:
     """Write a dataclass instance as a sealed object, encrypted where the store's place is. Raises `StorageError`."""
-    store.put(name, seal(dump_compact(record) if compact else dump(record), store.location.crypter))
+    store.put(name, seal(dump(record), store.location.crypter))
 
 
 def read_record(store: ObjectStore, kind: type[T], name: str) -> T:

@@ -87,6 +87,6 @@ def test_foreign_and_invalid_names_are_refused(etcd: Etcd) -> None:
         owner(etcd, "taken")
     owner(etcd, "damaged").save(at("damaged", 10))
     [item] = [item for item in etcd.range(keys.of("sync", "damaged/")).items if item.key.endswith("checkpoint")]
-    etcd.put(item.key, item.value.replace(b'"checkpoint_ts": 10', b'"checkpoint_ts": 11'))
+    etcd.put(item.key, item.value.replace(b'"checkpoint_ts":10', b'"checkpoint_ts":11'))
     with pytest.raises(SyncStateDamaged, match="damaged"):
         owner(etcd, "damaged").load()

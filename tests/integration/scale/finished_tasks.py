@@ -61,7 +61,7 @@ def finish(top: Path, task: KeyRange, index: int, run: str) -> LedgerEntry:
     regions = tuple(RegionPart(start, end, FILE_KVS, FILE_BYTES) for start, end in keys)
     sums = Checksum(index, len(files) * FILE_KVS, len(files) * FILE_BYTES)
     entry = LedgerEntry(task.start, task.end, attempt, files, source=sums, run=run, regions=regions)
-    write(top / layout.ledger_name(task, attempt), records.dump_compact(entry))
+    write(top / layout.ledger_name(task, attempt), records.dump(entry))
     return entry
 
 

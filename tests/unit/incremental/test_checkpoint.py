@@ -79,7 +79,7 @@ def test_damage_is_said(store: ObjectStore) -> None:
     """A checkpoint that was altered is not believed."""
     owner(store).save(at(10))
     data = store.get("one/checkpoint-0000000001.json")
-    store.put("one/checkpoint-0000000001.json", data.replace(b'"checkpoint_ts": 10', b'"checkpoint_ts": 11'))
+    store.put("one/checkpoint-0000000001.json", data.replace(b'"checkpoint_ts":10', b'"checkpoint_ts":11'))
     with pytest.raises(SyncStateDamaged, match="checkpoint-0000000001"):
         owner(store).load()
 

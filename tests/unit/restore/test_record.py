@@ -118,7 +118,7 @@ def test_a_damaged_entry_is_no_proof(store: ObjectStore) -> None:
     record.create_checkpoint(BEGUN)
     record.add(SPANS[0])
     (name,) = (info.name for info in store.list() if not info.name.endswith("begun.json"))
-    store.put(name, store.get(name).replace(b'"start": "61"', b'"start": ""'))
+    store.put(name, store.get(name).replace(b'"start":"61"', b'"start":""'))
     with pytest.raises(BackupDamaged, match=name):
         record.restored_ranges(BEGUN)
 
