@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -67,6 +68,38 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+NOT_NEEDED = {*HEAVY, "pydantic", "multiprocessing", "zipfile", "importlib.metadata"} - {"grpc"}
+"""What loads slowly, and no small command needs: the arguments, threads and requests of one do without."""
+
+
+def test_small_commands_load_what_they_use(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """A read, a backup by stores and its restore into an empty cluster: half of their time is the import of modules."""
+    source, target, place = playgrounds["v1"], playgrounds["v2"], f"local://{tmp_path}/backup"
+    succeed("raw", "put", "--pd", source, "modules", "few")
+    most = {
+        ("raw", "get", "--pd", source, "modules", "--output", "json"): 450,
+        ("backup", "raw", "--pd", source, "-s", place, "--dst-api-version", "v2", "--engine", "store"): 525,
+        ("restore", "raw", "--pd", target, "-s", place): 535,
+    }
+    code = (
+        "import sys; from tikv_br.cli.main import run; code = run(sys.argv[1:]);"
+        f"loaded = sorted({NOT_NEEDED} & set(sys.modules));"
+        "print(code, len(sys.modules), *loaded, file=sys.stderr)"
+    )
+    for command, limit in most.items():
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+            env=environment(),
+        )
+        status, count, *loaded = done.stderr.splitlines()[-1].split()
+        assert (status, loaded) == ("0", []), command
+        assert int(count) <= limit, command
 
 
 def test_version_names_what_it_stands_on() -> None:

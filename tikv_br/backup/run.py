@@ -24,7 +24,6 @@ from tikv_br.formats.keys.ranges import hull
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.credentials import KEY_IN_CLEAR
-from tikv_br.tasks.session import check_java
 
 
 def backup(options: BackupOptions, reporter: Reporter = silent) -> BackupReport:
@@ -83,6 +82,8 @@ def check_cluster(context: BackupContext) -> None:
     require_conversion(info.api_version, target, options.allow_loss)
     context.engine = choose_engine(options, info.api_version, target)
     if context.engine.executor == "spark" and not options.dry_run:
+        from tikv_br.tasks.session import check_java  # late: most backups need no Spark
+
         check_java()
     if target is not info.api_version:
         context.cluster.require(versions.CONVERSION)

@@ -29,7 +29,6 @@ from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.credentials import KEY_IN_CLEAR
-from tikv_br.tasks.session import check_java
 
 LOCK_THREADS = 16
 """Intervals whose locks are looked for at the same time."""
@@ -58,6 +57,8 @@ def check_cluster(context: BackupContext) -> None:
     cluster.require(versions.TXN_BACKUP)
     context.engine = choose_engine(options, api_version, api_version)
     if context.engine.executor == "spark" and not options.dry_run:
+        from tikv_br.tasks.session import check_java  # late: most backups need no Spark
+
         check_java()
     context.conversion = Conversion(api_version, api_version, mode=KeyMode.TXN)
     context.source_ranges = source_ranges(options, cluster, api_version)

@@ -13,7 +13,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from tikv_br.cli import help as help_text
-from tikv_br.cli.command import LEADING, CommandPath, apps
+from tikv_br.cli.command import LEADING, CommandPath, PlainValues, apps
 
 GLOBAL_FLAGS = ("--output", "--config", "--log-level", "--log-file", "--log-format", "--quiet", "-q")
 """Flags of every command, which may also stand before it; all but the last two take a value."""
@@ -27,6 +27,10 @@ def split_leading(arguments: list[str]) -> tuple[list[str], list[str]]:
         takes_value = arguments[count] in GLOBAL_FLAGS[:-2]  # `--output=json` has it
         count += 2 if takes_value else 1
     return arguments[:count], arguments[count:]
+
+
+class Group(PlainValues, TyperGroup):
+    """A group of commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class LazyCommand:
             short = f"`tikv-br {name}` with flags is short for `tikv-br {name} {default}`."
             has_default = default in names
             text = f"{self.help}\n\n{short}" if has_default else self.help
-            group = DefaultCommandGroup if has_default else TyperGroup
+            group = DefaultCommandGroup if has_default else Group
             app.callback(cls=group, help=text, no_args_is_help=True)(lambda: None)
         command = cast("TyperCommand | TyperGroup", typer.main.get_command(app))
         command.name = name
@@ -55,7 +59,7 @@ class LazyCommand:
         return command
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(Group):
     """A group that imports the commands of its `table` only when they run, so that ``--help`` is fast."""
 
     table: ClassVar[dict[str, LazyCommand]]
@@ -88,7 +92,7 @@ class LazyGroup(TyperGroup):
         return name, self.table[name].load(name) if name in self.table else command, rest
 
 
-class DefaultCommandGroup(TyperGroup):
+class DefaultCommandGroup(Group):
     """A group that runs ``raw`` if no command is named: ``restore -s URL`` is ``restore raw -s URL``."""
 
     default_command: ClassVar[str] = "raw"

@@ -7,6 +7,7 @@ help text is never shown: it was removed, and exists only for its error message.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -83,7 +84,16 @@ def is_advanced(path: Sequence[str], name: str) -> bool:
 
 
 def _fits(name: str, patterns: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns.split())
+    words, wild = _split(patterns)
+    return name in words or any(fnmatchcase(name, pattern) for pattern in wild)
+
+
+@functools.cache
+def _split(patterns: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The names, which most patterns are, and the rest."""
+    words = patterns.split()
+    wild = tuple(each for each in words if not each.replace("-", "").replace(".", "").isalnum())
+    return frozenset(words) - frozenset(wild), wild
 
 
 def present_names(option: TyperOption) -> list[str]:

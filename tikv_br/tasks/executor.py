@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tikv_br.cancellation import Cancellation
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.resume_options import MAY_CHANGE
-from tikv_br.tasks.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
 from tikv_br.tasks.collector import Collector
-from tikv_br.tasks.jobs import by_value, spark_job
-from tikv_br.tasks.session import driver_host, spark_context
 from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
 from tikv_br.tasks.task import SharedObjects, TaskContext, TaskMessage, run_task
+
+if TYPE_CHECKING:
+    from tikv_br.tasks.channel import ChannelAddress
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -189,6 +189,10 @@ def _run_on_spark(
     reporter: Reporter,
 ) -> float:
     """Returns the seconds until the session stood."""
+    from tikv_br.tasks.channel import ANY_HOST, ProgressListener  # late: most commands need no Spark
+    from tikv_br.tasks.jobs import by_value, spark_job
+    from tikv_br.tasks.session import driver_host, spark_context
+
     host = "127.0.0.1" if is_local(options.spark_master) else ANY_HOST
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -225,6 +229,8 @@ def _run_one(
     Errors on a cluster name the worker: what cannot be reached from there may be reached from here.
     """
     from pyspark import TaskContext as SparkTaskContext
+
+    from tikv_br.tasks.channel import RunSender
 
     index, (task, name) = row
     spark_task = SparkTaskContext.get()
