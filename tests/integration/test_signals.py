@@ -30,6 +30,18 @@ OPERATIONS = {
     "restore": ["restore", "raw", "-s", "{folder}/backup", "--allow-overwrite"],
     "verify": ["verify", "-s", "{folder}/backup", "--level", "restore"],
     "export": ["export", "raw", "-s", "{folder}/out", "--format", "csv"],
+    "drill": [
+        "drill",
+        "run",
+        "-s",
+        "{folder}/backups",
+        "--reports",
+        "{folder}/home",
+        "--target",
+        "cluster",
+        "--target-keyspace",
+        "8",
+    ],
 }
 
 
@@ -74,6 +86,16 @@ def test_an_operation_inside_a_wait(command: str, forks: Forks, pair: Sequence[L
     assert run(["backup", "raw", "--pd", pair[0].pd, "-s", str(tmp_path / "backup"), "--executor", "driver"]) == 0
     executor = [] if command in {"log", "sync", "verify"} else ["--executor", "driver"]
     ends(forks, [*OPERATIONS[command], *executor], tmp_path, pair, stop_only=False)
+
+
+def test_a_capture_that_follows_a_changefeed(forks: Forks, pair: Sequence[LiveCluster], tmp_path: Path) -> None:
+    """The threads of its tasks end with it."""
+    create = ["changefeed", "create", "--id", "feed", "--pd", pair[0].pd, "--sink", "blackhole://", "--start-ts", "now"]
+    assert run(create) == 0
+    try:
+        ends(forks, ["capture", "start"], tmp_path, pair, stop_only=True)
+    finally:
+        assert run(["changefeed", "remove", "feed", "--pd", pair[0].pd]) == 0
 
 
 def test_a_playground_inside_the_wait_for_its_end(forks: Forks, tmp_path: Path) -> None:
