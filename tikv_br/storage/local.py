@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
@@ -80,6 +79,8 @@ TEMPORARY_PREFIX = ".tikv-br-"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
 _DIRECTORY_ATTEMPTS = 100
+_MOST = 1 << 30
+"""Bytes that are read by one call."""
 _BUFFER = 64 << 10
 """Bytes: larger pieces go to the file without a copy."""
 _REMOVED_ATTEMPTS = 10
@@ -127,10 +128,14 @@ class _Tree:
     def open(self, parts: Sequence[str], flags: int = _PASS) -> int:
         """Open a directory. Raises `OSError`, and `StorageNotRegular` that names a link."""
         descriptor = os.open(self._root, _PASS if parts else flags)
+        last = len(parts)
         for depth, part in enumerate(parts, 1):
             above = descriptor
             try:
-                descriptor = self._enter(above, parts[:depth], part, flags if depth == len(parts) else _PASS)
+                descriptor = os.open(part, (flags if depth == last else _PASS) | os.O_NOFOLLOW, dir_fd=above)
+            except OSError as error:
+                refuse_opened(error, self.path(parts[:depth]), above, part)
+                raise
             finally:
                 os.close(above)
         return descriptor
@@ -154,7 +159,11 @@ class _Tree:
                     os.mkdir(part, dir_fd=descriptor)
                     made.add(self.path(parts[:depth]))
                 above = descriptor
-                descriptor = self._enter(above, parts[:depth], part, _PASS)
+                try:
+                    descriptor = os.open(part, _PASS | os.O_NOFOLLOW, dir_fd=above)
+                except OSError as error:
+                    refuse_opened(error, self.path(parts[:depth]), above, part)
+                    raise
                 os.close(above)
         finally:
             os.close(descriptor)
@@ -200,13 +209,6 @@ class _Tree:
                         else:
                             _warn(self.path(here), entry)
                 yield here, folder, files
-
-    def _enter(self, above: int, parts: Sequence[str], name: str, flags: int) -> int:
-        try:
-            return os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)
-        except OSError as error:
-            refuse_opened(error, self.path(parts), above, name)
-            raise
 
 
 def refuse_opened(error: OSError, path: Path, folder: int, name: str) -> None:
@@ -258,23 +260,25 @@ class LocalObjectStore(ObjectStore):
         raise StorageError(f"{path} cannot be written: another process keeps removing the temporary file")
 
     def get(self, name: str) -> bytes:
-        with self._reading(name) as file:
-            return file.readall()
+        return self._read(name, 0, None)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        with self._reading(name) as file:
-            file.seek(offset)
-            return _read_up_to(file.fileno(), length)
+        return self._read(name, offset, length)
 
     def stat(self, name: str) -> ObjectInfo:
         *folders, last = parts = self._parts(name)
-        path = self._tree.path(parts)
-        with _read_errors(path), self._tree.folder(folders) as folder:
-            status = os.stat(last, dir_fd=folder, follow_symlinks=False)
-            refuse_odd(path, status.st_mode)
+        try:
+            folder = self._tree.open(folders)
+            try:
+                status = os.stat(last, dir_fd=folder, follow_symlinks=False)
+            finally:
+                os.close(folder)
             if not stat.S_ISREG(status.st_mode):
+                refuse_odd(self._tree.path(parts), status.st_mode)
                 raise FileNotFoundError
-            return _info(name, status)
+        except OSError as error:
+            raise _read_error(error, self._tree.path(parts)) from None
+        return _info(name, status)
 
     def list(self, folder: str = "") -> Iterator[ObjectInfo]:
         for parts, descriptor, files in self._tree.walk(self._parts(folder) if folder else self._base):
@@ -338,30 +342,38 @@ class LocalObjectStore(ObjectStore):
         """The path of an object from the tree's root."""
         return (*self._base, *check_name(name).split("/"))
 
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[FileIO]:
+    def _read(self, name: str, offset: int, length: int | None) -> bytes:
+        """Read from an offset, to the end if ``length`` is None. Small objects are read often: it takes few calls of the kernel."""
         *folders, last = parts = self._parts(name)
-        path = self._tree.path(parts)
-        with _read_errors(path):
-            with self._tree.folder(folders) as folder:
-                descriptor = _open_file(path, folder, last)
-            with FileIO(descriptor, "rb") as file:
-                yield file
+        try:
+            folder = self._tree.open(folders)
+            try:
+                descriptor, size = _open_file(self._tree, parts, folder, last)
+            finally:
+                os.close(folder)
+            try:
+                if offset:
+                    os.lseek(descriptor, offset, os.SEEK_SET)
+                return _read_up_to(descriptor, size + 1 if length is None else length)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _read_error(error, self._tree.path(parts)) from None
 
 
-def _open_file(path: Path, folder: int, name: str) -> int:
-    """Open a regular file to read. Raises `OSError`, `StorageNotRegular`."""
+def _open_file(tree: _Tree, parts: Sequence[str], folder: int, name: str) -> tuple[int, int]:
+    """Open a regular file in a directory to read; its descriptor and size. Raises `OSError`, `StorageNotRegular`."""
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except OSError as error:
-        refuse_opened(error, path, folder, name)
+        refuse_opened(error, tree.path(parts), folder, name)
         raise
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        refuse_odd(path, mode)
+        refuse_odd(tree.path(parts), status.st_mode)
         raise IsADirectoryError
-    return descriptor
+    return descriptor, status.st_size
 
 
 class _LocalWriter(Writer):
@@ -490,19 +502,15 @@ def _link(folder: int, temporary: str, name: str, path: Path) -> None:
 def _read_up_to(descriptor: int, length: int) -> bytes:
     """Read until ``length`` bytes or the end: one call of the kernel gives at most 2 GiB."""
     pieces: list[bytes] = []
-    while length > 0 and (piece := os.read(descriptor, length)):
+    while length > 0 and (piece := os.read(descriptor, min(length, _MOST))):
         pieces.append(piece)
         length -= len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+def _read_error(error: OSError, path: Path) -> StorageError:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         file = _file_among_folders(path.parent)
         more = f": {file} is a file, not a directory" if file else ""
-        raise StorageObjectMissing(f"{path} does not exist{more}") from None
-    except OSError as error:
-        raise to_storage_error(error, path, "read") from None
+        return StorageObjectMissing(f"{path} does not exist{more}")
+    return to_storage_error(error, path, "read")
