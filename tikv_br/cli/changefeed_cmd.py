@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.capture_cmd import GroupFlags, lag_of, show_processors
-from tikv_br.cli.command import REQUIRED, argument, command, flag
+from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, picked, show
 from tikv_br.cli.sync_options import (
     LOG_ID,
@@ -91,14 +91,8 @@ def create(flags: CreateFlags) -> None:
         start_ts=0,
         created_ms=time.time_ns() // 1_000_000,
         spans=flags.spans,
-        gc_ttl=round(flags.feed.gc_ttl),
         drop_ttls=bool(flags.sink.allow_loss),
-        concurrency=flags.sink.sink_concurrency,
-        sorter_bytes=flags.sorter_memory,
-        patience_ms=round(flags.sink.sink_patience * 1000),
-        backoff_ms=round(flags.sink.sink_backoff * 1000),
-        batch_rows=flags.sink.sink_batch_size,
-        rate_limit=flags.sink.sink_ratelimit,
+        **settings(flags),
     )
     start = flags.start.required(flags.storage_flags, flags.cluster.config())
     with flags.group() as group:
@@ -160,6 +154,17 @@ def resume(flags: ChangefeedFlags) -> None:
         _show(flags.out, group.store.snapshot(), flags.changefeed_id, group.cluster.clock.shown())
 
 
+SETTINGS: tuple[tuple[str, str, int, Callable[[Any], str]], ...] = (
+    ("gc_ttl", "gc_ttl", 1, human_seconds),
+    ("hold_back", "hold_back_ms", 1000, human_seconds),
+    ("sorter_memory", "sorter_bytes", 1, human_bytes),
+    ("sink_concurrency", "concurrency", 1, str),
+    ("sink_batch_size", "batch_rows", 1, str),
+    ("sink_ratelimit", "rate_limit", 1, lambda rate: f"{human_bytes(rate)}/s" if rate else ""),
+    ("sink_backoff", "backoff_ms", 1000, human_seconds),
+    ("sink_patience", "patience_ms", 1000, human_seconds),
+)
+"""Flag, field of `ChangefeedInfo`, number of its units in one of the flag's, and text of the flag's value."""
 NEW_VALUE = "New value; see `changefeed create --help`."
 
 
@@ -177,19 +182,11 @@ class UpdateFlags(ChangefeedFlags):
     hold_back: float | None = flag(None, NEW_VALUE, kind=kinds.TIME)
     gc_ttl: float | None = flag(None, NEW_VALUE, "--gc-ttl", "--gcttl", kind=kinds.TIME)
 
-    def changes(self) -> dict[str, Any]:
-        """The fields of `ChangefeedInfo` to change."""
-        values = {
-            "concurrency": self.sink_concurrency,
-            "batch_rows": self.sink_batch_size,
-            "rate_limit": self.sink_ratelimit,
-            "backoff_ms": None if self.sink_backoff is None else round(self.sink_backoff * 1000),
-            "patience_ms": None if self.sink_patience is None else round(self.sink_patience * 1000),
-            "sorter_bytes": self.sorter_memory,
-            "hold_back_ms": None if self.hold_back is None else round(self.hold_back * 1000),
-            "gc_ttl": None if self.gc_ttl is None else round(self.gc_ttl),
-        }
-        return {name: value for name, value in values.items() if value is not None}
+
+def settings(flags: Flags) -> dict[str, Any]:
+    """The fields of `ChangefeedInfo` that flags set; none for a flag that was not given."""
+    given = flags.values(UpdateFlags)
+    return {name: round(given[each] * units) for each, name, units, _ in SETTINGS if given[each] is not None}
 
 
 def check_applies(changes: Collection[str], sink: str) -> None:
@@ -204,7 +201,7 @@ def check_applies(changes: Collection[str], sink: str) -> None:
 @command("changefeed update", example="east --pd 10.0.0.1:2379 --sink-concurrency 8")
 def update(flags: UpdateFlags) -> None:
     """Change the settings of a paused or failed changefeed."""
-    changes = flags.changes()
+    changes = settings(flags)
     if not (flags.sink or changes):
         raise UsageError("no setting to change was given", hint="See `tikv-br changefeed update --help`.")
     from tikv_br.incremental.sinks.url import check_shared, parse
@@ -257,14 +254,10 @@ def _show(out: Output, state: GroupState, changefeed_id: str, now: float) -> Non
         ("created", show_time(info.created_ms)),
         ("start", show(info.start_key, KeyForm.RAW)),
         ("end", show(info.end_key, KeyForm.RAW)),
-        ("gc-ttl", human_seconds(info.gc_ttl)),
-        ("hold-back", human_seconds(info.hold_back_ms / 1000)),
-        ("sorter-memory", human_bytes(info.sorter_bytes)),
-        ("sink-concurrency", str(info.concurrency)),
-        ("sink-batch-size", str(info.batch_rows)),
-        ("sink-ratelimit", f"{human_bytes(info.rate_limit)}/s" if info.rate_limit else ""),
-        ("sink-backoff", human_seconds(info.backoff_ms / 1000)),
-        ("sink-patience", human_seconds(info.patience_ms / 1000)),
+        *(
+            (given.replace("_", "-"), text(getattr(info, name) / units if units > 1 else getattr(info, name)))
+            for given, name, units, text in SETTINGS
+        ),
         ("allow-loss", "ttl" if info.drop_ttls else ""),
     ]
     out.pairs([each for each in rows if each[1]])
