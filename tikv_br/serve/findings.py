@@ -89,8 +89,7 @@ def find_problems(shown: Overview, limits: OverviewLimits) -> Iterator[OverviewF
     for newest in (newest for storage in shown.storages for newest in storage.newest if newest.too_old):
         yield _old_backup(newest)
     for newest in (newest for storage in shown.storages for newest in storage.newest if newest.rows_before):
-        where = f"{newest.storage}, prefix {newest.prefix}" if newest.prefix else newest.storage
-        text = f"the newest full backup in {where} has {newest.total_kvs:,} rows; the one before it had {newest.rows_before:,}"
+        text = f"the newest full backup in {newest.where} has {newest.total_kvs:,} rows; the one before it had {newest.rows_before:,}"
         yield OverviewFinding(text, "backups", "Check that nothing is missing in the cluster or in what was selected.")
     for status in (each.status for each in shown.archives if each.status):
         yield from log_findings(status, limits.max_lag)
@@ -106,12 +105,11 @@ RETRY = "It is read again automatically. Run `tikv-br serve` with --log-level de
 
 
 def _old_backup(newest: Newest) -> OverviewFinding:
-    where = f"{newest.storage}, prefix {newest.prefix}" if newest.prefix else newest.storage
     hours = newest.max_age / 3600
     limit = f"{hours:g} h" if hours >= 1 else f"{newest.max_age / 60:g} min"
-    text = f"the newest backup in {where} is more than {limit} old: {newest.path}"
+    text = f"the newest backup in {newest.where} is more than {limit} old: {newest.path}"
     if not newest.path:
-        text = f"there is no backup in {where}"
+        text = f"there is no backup in {newest.where}"
     return OverviewFinding(
         text,
         "backups",

@@ -123,6 +123,11 @@ class Newest:
     rows_before: int
     """As that of `Backup`."""
 
+    @property
+    def where(self) -> str:
+        """Storage and prefix, for messages."""
+        return f"{self.storage}, prefix {self.prefix}" if self.prefix else self.storage
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:

@@ -59,13 +59,6 @@ class ShownSource(Protocol[T_co]):
         """Read the current state. Raises `TikvBrError`."""
 
 
-class ReportSource(ShownSource[tuple[PastDrill, ...]], Protocol):
-    """A place with reports of drills."""
-
-    def report(self, drill: str) -> bytes:
-        """The page of a drill. Raises `TikvBrError`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """Properties of a backup that its restorable window depends on, besides the log."""

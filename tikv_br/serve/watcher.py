@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from tikv_br.redaction import redact
 from tikv_br.serve.findings import OverviewLimits
 from tikv_br.serve.model import Overview, ReadState, States
 from tikv_br.serve.overview import find_windows, make_overview
-from tikv_br.serve.sources import Backups, Log, ReportSource, ShownSource, Sync
+from tikv_br.serve.sources import Backups, DrillSource, Log, ShownSource, Sync
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 2.0
@@ -31,17 +31,11 @@ class Sources:
     backups: tuple[ShownSource[Backups], ...] = ()
     logs: tuple[ShownSource[Log], ...] = ()
     syncs: tuple[ShownSource[tuple[Sync, ...]], ...] = ()
-    drills: tuple[ReportSource, ...] = ()
+    drills: tuple[DrillSource, ...] = ()
     gc: tuple[ShownSource[GcReport], ...] = ()
 
     def by_section(self) -> Iterator[tuple[str, tuple[ShownSource[Any], ...]]]:
-        yield from (
-            ("backups", self.backups),
-            ("logs", self.logs),
-            ("syncs", self.syncs),
-            ("drills", self.drills),
-            ("gc", self.gc),
-        )
+        return ((each.name, getattr(self, each.name)) for each in fields(self))
 
 
 class Watcher:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -186,7 +186,7 @@ def test_one_source_does_not_hide_the_others() -> None:
         backups=(Fake("b", lambda: backups(entry("a", 1.0)).value), Fake("x", fail)),
         logs=(Fake("l", lambda: log().value),),
         syncs=(Fake("s", hang),),
-        drills=(Fake("d", lambda: (drill(1),)), Fake("y", break_down)),
+        drills=cast("tuple[DrillSource, ...]", (Fake("d", lambda: (drill(1),)), Fake("y", break_down))),
     )
     with Watcher(sources, 3600.0, NO_LIMITS) as watcher:
         assert hangs.wait(60)
