@@ -15,9 +15,9 @@ from dataclasses import replace
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.etcd_values import Compare, Operation, Put
 from tikv_br.cluster.pd import PdClient
+from tikv_br.dataflow.plan import cut_at
 from tikv_br.errors import ClusterError, EtcdError, SafePointError, SyncStateDamaged, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.group import scheduler
@@ -39,7 +39,7 @@ def sub_spans(pd: PdClient, changefeed: ChangefeedInfo) -> list[KeyRange]:
     codec = KeyCodec(ApiVersion.V2, changefeed.keyspace_id)
     whole = changefeed.range
     regions = pd.scan_regions(codec.bound(whole.start), codec.bound(whole.end))
-    return cut(whole, [key for region in regions if (key := _key(codec, region.start))], changefeed.spans)
+    return cut(whole, [key for region in regions if (key := cut_at(region.start, codec))], changefeed.spans)
 
 
 def cut(whole: KeyRange, borders: Sequence[bytes], parts: int) -> list[KeyRange]:
@@ -48,14 +48,6 @@ def cut(whole: KeyRange, borders: Sequence[bytes], parts: int) -> list[KeyRange]
     count = min(parts, len(inner) + 1)
     chosen = [inner[at * (len(inner) + 1) // count - 1] for at in range(1, count)]
     return [KeyRange(*pair) for pair in zip([whole.start, *chosen], [*chosen, whole.end], strict=True)]
-
-
-def _key(codec: KeyCodec, bound: bytes) -> bytes:
-    """The RPC key at which a region starts; empty if its bound is not a valid key, so that no part starts there."""
-    try:
-        return codec.from_bound(bound)
-    except DamagedBytes:
-        return b""
 
 
 log = logging.getLogger(__name__)
