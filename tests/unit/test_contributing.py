@@ -1,4 +1,4 @@
-"""The walks through the code in CONTRIBUTING.md."""
+"""What CONTRIBUTING.md and SECURITY.md name is there."""
 
 from __future__ import annotations
 
@@ -31,3 +31,16 @@ def test_a_walk_names_existing_files_once(walk: str) -> None:
 def test_a_key_passes_few_files() -> None:
     """The bulk path stays short enough to be read."""
     assert len(files_of("A key")) <= MOST_FILES_OF_A_KEY
+
+
+def test_each_row_of_who_can_write_where_names_its_tests() -> None:
+    """And they exist."""
+    _, _, rest = (ROOT / "SECURITY.md").read_text().partition("### Who can write where")
+    table, _, _ = rest.partition("###")
+    rows = [row for row in table.splitlines() if row.startswith("| ")][1:]
+    named = [re.findall(r"`(test_\w+)`", row) for row in rows]
+    assert len(rows) > 10
+    assert all(named)
+    everything = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    wanted = {name for names in named for name in names} | set(re.findall(r"`(test_\w+)`", table))
+    assert {name for name in wanted if f"def {name}(" not in everything} == set()
