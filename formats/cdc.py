@@ -63,10 +63,8 @@ class ChangeEvent:
         kernels.inside(self._data, self._rows, keep, columns.from_bytes(span.start), columns.from_bytes(span.end))
         rows = self._rows if keep.all() else self._rows[keep]
         return columns.records(
-            columns.build(
-                *kernels.gather(self._data, rows[:, kernels.KEY], rows[:, kernels.KEY_SIZE], len(codec.prefix))
-            ),
-            columns.build(*kernels.gather(self._data, rows[:, kernels.VALUE], rows[:, kernels.VALUE_SIZE], 0)),
+            columns.build(*kernels.gather(self._data, rows, kernels.KEY, kernels.KEY_SIZE, len(codec.prefix))),
+            columns.build(*kernels.gather(self._data, rows, kernels.VALUE, kernels.VALUE_SIZE, 0)),
             expire_ts=rows[:, kernels.EXPIRE].copy(),
             ts=rows[:, kernels.TS].copy(),
             deleted=rows[:, kernels.OP] == kernels.DELETE,

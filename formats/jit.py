@@ -2,12 +2,16 @@
 
 Kernels are compiled for the least processor of the architecture, so that machine code may go to any other: numba keeps it apart by
 the processor's name. They lose nothing by it, since they move words of eight bytes (docs/adr/0020-kernels-compiled-ahead.md).
+
+Without numba, as in tikv-br-core, kernels are those of a C extension that `tikv_br.formats.precompile` has made of them
+(docs/adr/0028-kernels-without-numba.md).
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -16,13 +20,19 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, cast, overload
+
+import numpy as np
 
 if "numba" not in sys.modules:  # it reads this when it is imported; otherwise it compiles for this machine's processor
     os.environ.setdefault("NUMBA_CPU_NAME", "generic")
 
-import numba
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+if HAS_NUMBA:
+    import numba
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +52,10 @@ def njit(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     kernel, remove ``__pycache__``. Where neither that nor the user's cache folder can be written, as on executors of a
     cluster, a folder below the temporary one is taken: a machine compiles once, not every worker. Without any, each process
     compiles for itself. A cache without the kernel gets what `tikv_br.formats.precompile` has made, if that is for these sources.
+    Raises `ModuleNotFoundError` without numba, unless the kernels were compiled for this Python and processor.
     """
+    if not HAS_NUMBA:
+        return _compiled_ahead if function is None else _compiled_ahead(function)
     settings: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", **options}
 
     def compiler(kernel: Callable[P, R]) -> Callable[P, R]:
@@ -102,11 +115,53 @@ _HARMLESS = {"NUMBA_CPU_NAME", "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES",
 
 @functools.cache
 def sources_digest() -> str:
-    """Return a hash of the versions and sources that machine code depends on. Numba checks the processor itself."""
-    digest = hashlib.sha256(f"{numba.__version__} {sys.version_info[:2]} {platform.machine()}".encode())
+    """Return a hash of the sources, Python and architecture that machine code is for. Numba checks its own version and the processor itself."""
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {platform.machine()}".encode())
     for source in sorted(_PACKAGE.rglob("*.py")):
         digest.update(f"{source.relative_to(_PACKAGE)}\0".encode() + source.read_bytes())
     return digest.hexdigest()[:32]
+
+
+EXTENSION = "kernels_without_numba"
+"""Name of the C extension with the kernels that Python calls, in the same folder."""
+
+
+def extension_name(kernel: Callable[..., object]) -> str:
+    """The name of a kernel in the extension."""
+    return f"{kernel.__module__.removeprefix('tikv_br.formats.')}.{kernel.__name__}".replace(".", "__")
+
+
+@functools.cache
+def _extension() -> ModuleType:
+    path = COMPILED / sources_digest() / f"{EXTENSION}{EXTENSION_SUFFIXES[0]}"
+    spec = importlib.util.spec_from_file_location(EXTENSION, path)
+    if not path.exists() or spec is None or spec.loader is None:
+        raise ModuleNotFoundError(
+            f"this installation has no kernels for Python {sys.version_info[0]}.{sys.version_info[1]} on {platform.machine()}, which numba would compile",
+            name="numba",
+        )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compiled_ahead(kernel: Callable[P, R]) -> Callable[P, R]:
+    """The function of the extension. It has checked the types of arguments, and not that arrays are contiguous: numba would compile for others, too.
+
+    What only kernels call is not in it, and stays as it is.
+    """
+    function: Callable[P, R] | None = getattr(_extension(), extension_name(kernel), None)
+    if function is None:
+        return kernel
+
+    @functools.wraps(kernel)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        for each in arguments:
+            if isinstance(each, np.ndarray) and not each.flags.c_contiguous:
+                raise TypeError(f"{kernel.__name__} takes contiguous arrays only")
+        return function(*arguments, **named)
+
+    return call
 
 
 def has_plain_settings() -> bool:

@@ -2,6 +2,8 @@
 
 It calls each kernel with the types that it is called with, and keeps numba's cache in `tikv_br.formats.jit.COMPILED`. A wheel that is built
 afterwards contains that folder; a process whose own cache lacks a kernel copies it from there.
+
+``--extension`` also makes a C extension of them, which works without numba. That needs a C compiler, Python's headers and setuptools.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import io
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,6 +69,69 @@ def precompile() -> bool:
                 shutil.rmtree(old)
         result.rename(target)
     return True
+
+
+def make_extension() -> bool:
+    """Make the extension for a Python without numba, unless that was done; whether it was necessary. After `precompile`, with the same restrictions.
+
+    It has each kernel with the types with which Python calls it, by numba's compiler of extensions. Kernels take tuples for named ones, whose
+    classes it does not know.
+    """
+    target = jit.COMPILED / jit.sources_digest() / f"{jit.EXTENSION}{EXTENSION_SUFFIXES[0]}"
+    if target.exists():
+        return False
+    call_kernels()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numba intends to replace this compiler by another one
+        from numba import types
+        from numba.core.compiler import Flags
+        from numba.pycc import CC, compiler
+    with tempfile.TemporaryDirectory(dir=jit.COMPILED) as folder:
+        extension: Any = CC(jit.EXTENSION)
+        extension.output_dir, extension.output_file, extension.target_cpu = folder, target.name, "generic"
+        for _, kernel in kernels():
+            # A constant argument is one of a kernel that calls it.
+            for signature in kernel.signatures:
+                if not kernel.targetoptions.get("forceinline") and not any(
+                    isinstance(each, types.Literal) for each in signature
+                ):
+                    takes = [types.Tuple(tuple(each.types)) if _is_named(each) else each for each in signature]
+                    exported = extension.export(
+                        jit.extension_name(kernel), kernel.overloads[signature].signature.return_type(*takes)
+                    )
+                    exported(_of_tuples(kernel, signature))
+
+        def flags() -> Any:  # noqa: ANN401 - numba has no types
+            """As `jit.njit` sets them: it has no option for that."""
+            made = Flags()
+            made.release_gil, made.error_model = True, "numpy"
+            return made
+
+        compiler.Flags = flags
+        extension.compile()
+        shutil.move(Path(folder, target.name), target)
+    return True
+
+
+def _is_named(kind: Any) -> bool:  # noqa: ANN401 - numba has no types
+    return hasattr(kind, "instance_class")
+
+
+def _of_tuples(kernel: Any, signature: tuple[Any, ...]) -> Callable[..., object]:  # noqa: ANN401 - numba has no types
+    """A function that makes named tuples of the arguments and calls the kernel."""
+    if not any(_is_named(each) for each in signature):
+        return cast("Callable[..., object]", kernel.py_func)
+    classes = {each.instance_class.__name__: each.instance_class for each in signature if _is_named(each)}
+    arguments = [
+        f"{each.instance_class.__name__}({', '.join(f'a{at}[{item}]' for item in range(len(each.types)))})"
+        if _is_named(each)
+        else f"a{at}"
+        for at, each in enumerate(signature)
+    ]
+    names = ", ".join(f"a{at}" for at in range(len(signature)))
+    made: dict[str, Any] = {"kernel": kernel, **classes}
+    exec(f"def call({names}):\n    return kernel({', '.join(arguments)})\n", made)  # noqa: S102 - numba needs each item by its constant index
+    return cast("Callable[..., object]", made["call"])
 
 
 def kernels() -> Iterator[tuple[str, Any]]:
@@ -132,6 +199,8 @@ def _call_row_kernels(record: pa.RecordBatch) -> None:
 
 def main() -> None:
     print("compiled the kernels" if precompile() else "the kernels are compiled", file=sys.stderr)  # noqa: T201
+    if "--extension" in sys.argv[1:]:
+        print("made the extension" if make_extension() else "the extension is there", file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":

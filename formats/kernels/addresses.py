@@ -11,15 +11,22 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from tikv_br.formats.jit import njit
+from tikv_br.formats.jit import HAS_NUMBA, njit
 
-_I64 = ir.IntType(64)
-_BYTE_POINTER = ir.IntType(8).as_pointer()
+if HAS_NUMBA:
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
+
+    _I64 = ir.IntType(64)
+    _BYTE_POINTER = ir.IntType(8).as_pointer()
+else:  # nothing is compiled, and only kernels call what is here
+
+    def intrinsic(function: Any) -> Any:  # noqa: ANN401 - as numba's
+        return function
+
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 Int = int | np.integer[Any]

@@ -213,13 +213,13 @@ def inside(data: Bytes, rows: Table, keep: Flags, start: Bytes, end: Bytes) -> N
 
 
 @njit
-def gather(data: Bytes, starts: Numbers, sizes: Numbers, skip: int) -> tuple[Offsets, Bytes]:
-    """A column, as offsets and data, of these spans of the message without the first `skip` bytes of each."""
-    rows = len(starts)
+def gather(data: Bytes, table: Table, start: int, size: int, skip: int) -> tuple[Offsets, Bytes]:
+    """A column, as offsets and data, of the spans of the message that columns `start` and `size` have, without the first `skip` bytes of each."""
+    rows = len(table)
     ends = np.zeros(rows + 1, np.int64)
     for row in range(rows):
-        ends[row + 1] = ends[row] + _signed(sizes[row]) - skip
+        ends[row + 1] = ends[row] + _signed(table[row, size]) - skip
     out = np.empty(ends[rows], np.uint8)
     for row in range(rows):
-        copy(out, ends[row], data, _signed(starts[row]) + skip, ends[row + 1] - ends[row])
+        copy(out, ends[row], data, _signed(table[row, start]) + skip, ends[row + 1] - ends[row])
     return ends, out
