@@ -83,11 +83,11 @@ def make_extension() -> bool:
     call_kernels()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numba intends to replace this compiler by another one
-        from numba import types
-        from numba.core.compiler import Flags
-        from numba.pycc import CC, compiler
+        types, compiler, pycc = (
+            cast("Any", importlib.import_module(f"numba.{name}")) for name in ("types", "core.compiler", "pycc")
+        )
     with tempfile.TemporaryDirectory(dir=jit.COMPILED) as folder:
-        extension: Any = CC(jit.EXTENSION)
+        extension = pycc.CC(jit.EXTENSION)
         extension.output_dir, extension.output_file, extension.target_cpu = folder, target.name, "generic"
         for _, kernel in kernels():
             # A constant argument is one of a kernel that calls it.
@@ -103,11 +103,11 @@ def make_extension() -> bool:
 
         def flags() -> Any:  # noqa: ANN401 - numba has no types
             """As `jit.njit` sets them: it has no option for that."""
-            made = Flags()
+            made = compiler.Flags()
             made.release_gil, made.error_model = True, "numpy"
             return made
 
-        compiler.Flags = flags
+        pycc.compiler.Flags = flags
         extension.compile()
         shutil.move(Path(folder, target.name), target)
     return True

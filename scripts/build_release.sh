@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Build the sdist and the wheel of a release, and check them: `twine check`, what they contain, and that a second build is the same.
+# Build the sdists and the wheels of a release, tikv-br-core and tikv-br (deploy/whole), and check them: `twine check`, what they contain, and that a second build is the same.
 #
 #   scripts/build_release.sh [DIR]     into DIR (default: dist), which must not contain other files
 #
-# The wheel is made from the sdist and the kernels, compiled for any processor of this architecture and this Python. Elsewhere it
-# runs as well: kernels are then compiled at their first use, and kept.
+# The wheel is made from the sdist and the kernels, compiled for any processor of this architecture and this Python, for use with numba and
+# without it, which takes a C compiler. Elsewhere it needs numba, which compiles them at their first use, and keeps them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${1:-dist}
@@ -27,13 +27,14 @@ build() { # into DIR
     "$python" -m build --no-isolation --sdist --outdir "$1" . >/dev/null
     rm -rf "${unpacked:?}/source"
     mkdir "$unpacked/source"
-    tar xzf "$1"/*.tar.gz -C "$unpacked/source" --strip-components=1
+    tar xzf "$1"/tikv_br_core-*.tar.gz -C "$unpacked/source" --strip-components=1
     cp -r formats/compiled "$unpacked/source/formats/"
     "$python" -m build --no-isolation --wheel --outdir "$1" "$unpacked/source" >/dev/null
+    "$python" -m build --no-isolation --outdir "$1" deploy/whole >/dev/null
 }
 
 say "compiling kernels, unless that was done"
-"$python" -m tikv_br.formats.precompile
+"$python" -m tikv_br.formats.precompile --extension
 say "building"
 build "$target"
 say "building again, to compare"
@@ -50,12 +51,14 @@ import tarfile
 import zipfile
 
 for path in sys.argv[1:]:
+    if "/tikv_br_core-" not in path:  # has metadata only
+        continue
     if path.endswith(".whl"):
         with zipfile.ZipFile(path) as wheel:
             names = wheel.namelist()
-        wrong = [name for name in names if not name.startswith(("tikv_br/", "tikv_br-"))]
+        wrong = [name for name in names if not name.startswith(("tikv_br/", "tikv_br_core-"))]
         compiled = {name.split("/")[4] for name in names if name.startswith("tikv_br/formats/compiled/")}
-        if compiled != {"kernels", "sst"}:
+        if {name.partition(".")[0] for name in compiled} != {"kernels", "sst", "kernels_without_numba"}:
             sys.exit(f"error: {path} lacks compiled kernels: {compiled}")
         wanted = ["tikv_br/formats/columns.py", "tikv_br/incremental/sync.py", "tikv_br/serve/pages/overview.html", "tikv_br/py.typed"]
     else:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import re
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +17,18 @@ from tikv_br.errors import MachineUnfit, UsageError
 CONFIG = "XDG_CONFIG_HOME"
 STATE = "XDG_STATE_HOME"
 _BELOW_HOME = {CONFIG: ".config", STATE: ".local/state"}
+OPTIONAL_PACKAGES = {
+    "boto3": "boto3>=1.34,<2",
+    "botocore": "boto3>=1.34,<2",
+    "confluent_kafka": "confluent-kafka>=2.6,<3",
+    "llvmlite": "llvmlite>=0.43",
+    "numba": "numba>=0.60,<0.69",
+    "pandas": "pandas>=2.2,<3",
+    "py4j": "pyspark>=4.0,<4.4",
+    "pyspark": "pyspark>=4.0,<4.4",
+    "rocksdict": "rocksdict>=0.3.23,<0.4",
+}
+"""Modules that not every installation has, and what installs them: the extras of pyproject.toml."""
 _SERVICE = re.compile(r"TIKV_BR(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 """Variables that Kubernetes sets in every container for a service whose name begins with tikv-br."""
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
@@ -81,8 +96,30 @@ _FATAL: dict[str, tuple[Callable[[str], bool], str]] = {
 """Variables that libraries read at their import: whether a value works, and what is wrong with others."""
 
 
+def is_installed(module: str) -> bool:
+    """Whether one of `OPTIONAL_PACKAGES` can be imported. Imports nothing."""
+    return importlib.util.find_spec(module) is not None
+
+
+def install_hint(*modules: str) -> str:
+    """The command that installs some of `OPTIONAL_PACKAGES` for this Python, from any index: it names no package of ours."""
+    # Environments that uv has made have no pip.
+    command = [sys.executable, "-m", "pip", "install"]
+    if not is_installed("pip"):
+        command = ["uv", "pip", "install", "--python", sys.executable]
+    return f"Run: {shlex.join([*command, *(OPTIONAL_PACKAGES[each] for each in modules)])}"
+
+
+def missing_package(module: str, purpose: str) -> MachineUnfit:
+    """The error for a command that needs one of `OPTIONAL_PACKAGES`; `purpose` is its subject."""
+    return MachineUnfit(f"{purpose} the package {module}, which is not installed", hint=install_hint(module))
+
+
 def failure_of_machine(error: BaseException) -> MachineUnfit | None:
-    """The error to report for an exception whose cause is this machine's limits or folders; None for others."""
+    """The error to report for an exception whose cause is this machine's packages, limits or folders; None for others."""
+    if isinstance(error, ModuleNotFoundError):
+        module = (error.name or "").partition(".")[0]
+        return missing_package(module, "this command requires") if module in OPTIONAL_PACKAGES else None
     number = error.errno if isinstance(error, OSError) else None
     found: tuple[str, str] | None = None
     if isinstance(error, MemoryError) or number == errno.ENOMEM:

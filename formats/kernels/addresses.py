@@ -18,15 +18,12 @@ if HAS_NUMBA:
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
-    from numba.extending import intrinsic
+    from numba.extending import intrinsic as _intrinsic
 
     _I64 = ir.IntType(64)
     _BYTE_POINTER = ir.IntType(8).as_pointer()
-else:  # nothing is compiled, and only kernels call what is here
-
-    def intrinsic(function: Any) -> Any:  # noqa: ANN401 - as numba's
-        return function
-
+# Otherwise nothing is compiled, and only kernels call what is here.
+intrinsic: Any = _intrinsic if HAS_NUMBA else lambda function: function
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 Int = int | np.integer[Any]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tikv_br.environment import missing_package
 from tikv_br.errors import KafkaDenied, KafkaError, KafkaRefused, KafkaUnreachable, UsageError
 from tikv_br.incremental.kafka.url import PASSWORD_VARIABLE, USER_VARIABLE, KafkaUrl
 
@@ -68,13 +69,11 @@ _TOO_LARGE = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 
 
 def kafka() -> ModuleType:
-    """The module `confluent_kafka`. Raises `UsageError` if it is not installed."""
+    """The module `confluent_kafka`. Raises `MachineUnfit` if it is not installed."""
     try:
         import confluent_kafka
-    except ImportError as error:
-        raise UsageError(
-            f"the Kafka client is not installed: {error}", hint="Run: pip install 'tikv-br[kafka]'"
-        ) from None
+    except ModuleNotFoundError:
+        raise missing_package("confluent_kafka", "Kafka requires") from None
     return confluent_kafka
 
 

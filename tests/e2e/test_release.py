@@ -32,16 +32,21 @@ SOURCE, TARGET, FOLLOWED = "10.0.0.1:2379", "10.9.0.1:2379", "10.8.0.1:2379"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a release, after all checks of the script that builds one, from a checkout in a folder that looks like a result."""
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a release, after all checks of the script that builds one, from a checkout in a folder that looks like a result."""
     folder = tmp_path_factory.mktemp("dist")
     checkout = folder / "build/tmp/dist/checkout"
     left_out = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "dist", "build")
     shutil.copytree(ROOT, checkout, symlinks=True, ignore=left_out)
     (checkout / ".venv").symlink_to(BIN.parent)
     run(str(checkout / "scripts/build_release.sh"), str(folder / "release"))
-    (built,) = (folder / "release").glob("*.whl")
-    return built
+    return folder / "release"
+
+
+def whole(release: Path) -> str:
+    """The wheel of tikv-br, which takes tikv-br-core from the same folder."""
+    (built,) = release.glob("tikv_br-*.whl")
+    return str(built)
 
 
 def run(*command: str, **more: str) -> str:
@@ -66,23 +71,24 @@ def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("uv"))
 
 
-def test_pipx_installs_it(wheel: Path, tmp_path: Path, uv_cache: str) -> None:
+def test_pipx_installs_it(release: Path, tmp_path: Path, uv_cache: str) -> None:
     """With the versions that the tests ran with; nothing is installed beside ``tikv_br``."""
     places = {name: str(tmp_path / name) for name in ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR")}
     places["UV_CACHE_DIR"] = uv_cache
-    constraints = f"--constraint {ROOT / 'constraints.txt'}"
-    run(str(BIN / "pipx"), "install", "--python", sys.executable, "--pip-args", constraints, str(wheel), **places)
+    arguments = f"--constraint {ROOT / 'constraints.txt'} --find-links {release}"
+    run(str(BIN / "pipx"), "install", "--python", sys.executable, "--pip-args", arguments, whole(release), **places)
     assert run(str(tmp_path / "PIPX_BIN_DIR/tikv-br"), "--version").startswith("tikv-br 1.")
     (packages,) = (tmp_path / "PIPX_HOME/venvs/tikv-br/lib").glob("python*/site-packages")
     assert not [name for name in ("formats", "incremental", "tests", "bench") if (packages / name).exists()]
 
 
 @pytest.fixture(scope="module")
-def program(wheel: Path, uv_cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(release: Path, uv_cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``tikv-br`` with the playground, installed by ``uv tool``."""
     folder = tmp_path_factory.mktemp("installed")
     places = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin"), "UV_CACHE_DIR": uv_cache}
-    arguments = ["--python", sys.executable, "--constraints", str(ROOT / "constraints.txt"), f"{wheel}[playground]"]
+    versions = ["--constraints", str(ROOT / "constraints.txt"), "--find-links", str(release)]
+    arguments = ["--python", sys.executable, *versions, f"{whole(release)}[playground]"]
     run(str(BIN / "uv"), "tool", "install", *arguments, **places)
     return folder / "bin/tikv-br"
 

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests.support.tools import ROOT
+from tikv_br import __version__
 from tikv_br.cli.main import app
 from tikv_br.cli.output import failure_of
-from tikv_br.environment import CONFIG, STATE, drop_foreign_variables, needed_user_folder, user_folder
+from tikv_br.environment import (
+    CONFIG,
+    OPTIONAL_PACKAGES,
+    STATE,
+    drop_foreign_variables,
+    install_hint,
+    needed_user_folder,
+    user_folder,
+)
 from tikv_br.errors import MachineUnfit, UsageError
 
 SERVICE = {
@@ -139,3 +152,50 @@ def test_missing_folder_for_temporary_files_is_said(monkeypatch: pytest.MonkeyPa
     with pytest.raises(FileNotFoundError) as error:
         tempfile.gettempdir()
     assert "TMPDIR" in failure_of(error.value).hint
+
+
+# ------------------------------------------------------------------------------------------------------------- packages
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_optional_packages_have_the_bounds_of_the_extras() -> None:
+    """A hint installs what the project would install; nothing optional is required by the slim form."""
+    extras = PROJECT["optional-dependencies"]
+    offered = {each for name in ("full", "aws", "playground", "kafka") for each in extras[name]}
+    assert set(OPTIONAL_PACKAGES.values()) == {each for each in offered if not each.startswith("tikv-br")}
+    required = {re.split(r"\W", each)[0] for each in PROJECT["dependencies"]}
+    assert not required & {re.split(r"[<>=]", each)[0] for each in OPTIONAL_PACKAGES.values()}
+
+
+def test_both_distributions_have_the_version_of_the_code() -> None:
+    """deploy/whole requires tikv-br-core of exactly its own version."""
+    whole = tomllib.loads((ROOT / "deploy/whole/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [*whole["dependencies"], *(each for extra in whole["optional-dependencies"].values() for each in extra)]
+    assert whole["version"] == __version__
+    assert {each.partition("==")[2] for each in required} == {__version__}
+    assert {whole["name"], PROJECT["name"]} == {"tikv-br", "tikv-br-core"}
+
+
+@pytest.mark.parametrize("module", ["numba", "pyspark.sql", "boto3", "confluent_kafka", "rocksdict"])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(module: str) -> None:
+    """With this Python, from whatever index is configured."""
+    failure = failure_of(ModuleNotFoundError("no", name=module))
+    assert isinstance(failure, MachineUnfit)
+    assert f"{sys.executable} -m pip install" in failure.hint
+    assert OPTIONAL_PACKAGES[module.partition(".")[0]] in failure.hint
+    assert not isinstance(failure_of(ModuleNotFoundError("no", name="other")), MachineUnfit)
+
+
+def test_the_command_is_one_of_uv_where_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in environments of ``uv tool``."""
+    monkeypatch.setitem(sys.modules, "pip", None)
+    assert install_hint("boto3") == f"Run: uv pip install --python {sys.executable} 'boto3>=1.34,<2'"
+
+
+def test_no_hint_and_no_guide_names_a_package_that_no_index_has() -> None:
+    """Until a release is on an index: what is installed is a clone, or the packages themselves."""
+    files = [path for folder in ("tikv_br", "incremental", "formats") for path in (ROOT / folder).rglob("*.py")]
+    files += [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    wrong = re.compile(r"(pip|pipx|tool|inject)\S* install [^\n`]*(?<![/\w-])tikv-br(-core)?\b(?!/)|extra: tikv-br")
+    assert [str(path) for path in files if wrong.search(path.read_text(encoding="utf-8"))] == []

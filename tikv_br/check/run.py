@@ -27,6 +27,7 @@ from tikv_br.check.probe import (
     warn,
 )
 from tikv_br.check.storage_probes import remove_scratch, storage_probes
+from tikv_br.environment import install_hint, is_installed
 from tikv_br.errors import SparkUnavailable, StorageError, TikvBrError
 from tikv_br.tasks.session import MIN_JAVA, check_java, spark_context
 
@@ -39,6 +40,8 @@ def probe_java(context: ProbeContext) -> ProbeOutcome:
     wanted = context.options.tasks.executor
     if wanted == "driver":
         raise ProbeSkipped("not needed with --executor driver")
+    if wanted != "spark" and not is_installed("pyspark"):
+        raise ProbeSkipped("not needed without PySpark")
     try:
         return ok(f"Java {check_java()}")
     except SparkUnavailable as error:
@@ -51,6 +54,10 @@ def probe_spark(context: ProbeContext) -> ProbeOutcome:
     wanted, master = context.options.tasks.executor, context.options.tasks.spark_master
     if wanted == "driver":
         raise ProbeSkipped("not needed with --executor driver")
+    if not is_installed("pyspark"):
+        if wanted == "spark":
+            return fail("PySpark is not installed", install_hint("pyspark", "pandas"))
+        return ok("PySpark is not installed: tasks run on threads")
     version = importlib.metadata.version("pyspark")
     if wanted != "spark":
         return ok(f"pyspark {version}; pass --executor spark to start it")

@@ -243,6 +243,10 @@ DEPENDENCIES = ("pyspark", "pyarrow", "grpcio", "obstore", "boto3", "numba")
 def version(asked: shared.CommandFlags) -> None:
     """Show the versions of tikv-br and of its main dependencies."""
     versions = {"tikv-br": __version__, "python": platform.python_version()}
-    versions |= {name: importlib.metadata.version(name) for name in DEPENDENCIES}
+    for name in DEPENDENCIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # of tikv-br-core
+            versions[name] = "not installed"
     asked.out.result("version", {"versions": versions})
     asked.out.table(("package", "version"), list(versions.items()))

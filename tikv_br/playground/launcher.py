@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tikv_br.environment import install_hint
 from tikv_br.errors import Interrupted, PlaygroundError, Terminated
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.home import Home, open_own, registered_homes, write_atomically
@@ -93,7 +94,7 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
     if importlib.util.find_spec("rocksdict") is None:
         raise PlaygroundError(
             "the playground requires the package rocksdict, which is not installed",
-            hint="Install tikv-br with the extra: tikv-br[playground]",
+            hint=install_hint("rocksdict"),
         )
     if changes.get("etcd"):
         find_etcd()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from tikv_br.environment import is_installed, missing_package
 from tikv_br.errors import StorageDenied, UsageError
 from tikv_br.resume_options import MAY_CHANGE
 from tikv_br.storage import outage
@@ -185,6 +186,11 @@ def aws_endpoint() -> str:
     files = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
     if not named and not any(Path(expand_home(os.environ.get(*file))).exists() for file in files.items()):
         return ""
+    if not is_installed("botocore"):
+        if named:
+            ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").strip().lower() == "true"
+            return "" if ignored else named
+        raise missing_package("botocore", "reading ~/.aws, which may name an endpoint, requires")
     import botocore.session
     from botocore.exceptions import BotoCoreError
 

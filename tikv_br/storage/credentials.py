@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
+from tikv_br.environment import is_installed, missing_package
 from tikv_br.errors import StorageDenied, UsageError
 from tikv_br.storage.cloud_options import DEFAULT_REGION, AzureOptions, GcsOptions, S3Options, expand_home
 from tikv_br.storage.crypter import SecretText
@@ -66,6 +67,8 @@ def region_of(options: S3Options) -> str:
     """The region of the options, else of the AWS environment or profile, else the Go tool's default."""
     if region := options.region or _variable("AWS_REGION"):
         return region
+    if not is_installed("boto3"):
+        return _variable("AWS_DEFAULT_REGION") or DEFAULT_REGION
     import boto3
 
     with _chain_failures("no S3 region"):  # e.g. a profile that does not exist
@@ -73,6 +76,12 @@ def region_of(options: S3Options) -> str:
 
 
 def _aws_chain(options: S3Options) -> Callable[[], S3Credentials]:
+    if not is_installed("boto3"):  # its first source, and no other
+        variables = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+        named = S3Credentials(*(SecretText(_variable(name)) for name in variables))
+        if os.environ.get("AWS_PROFILE") or not (named.access_key and named.secret_access_key):
+            raise missing_package("boto3", "reading S3 credentials of profiles, roles and machines requires")
+        return lambda: named
     import boto3
 
     for name in ("botocore.credentials", "botocore.tokens"):  # they log tracebacks of failures that we report

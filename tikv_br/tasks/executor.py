@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tikv_br.cancellation import Cancellation
+from tikv_br.environment import is_installed
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.resume_options import MAY_CHANGE
@@ -89,6 +90,8 @@ def choose_and_explain(tasks: int, task_bytes: int, reason: str) -> tuple[Execut
     """`choose_executor`, with the reason: the given one, unless Spark would be used and cannot start."""
     if tasks < MIN_SPARK_TASKS and task_bytes < MIN_SPARK_BYTES:
         return "driver", reason
+    if not is_installed("pyspark"):  # on purpose, so that is no warning
+        return "driver", "PySpark is not installed"
     from tikv_br.tasks.session import check_java  # late: tests replace it
 
     try:

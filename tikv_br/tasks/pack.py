@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 import tikv_br
 from tikv_br.errors import OutputFailed, UsageError
 
+_OURS = frozenset({"tikv-br", "tikv-br-core"})
 _OF_SPARK = frozenset({"pyspark", "py4j"})
 _REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
@@ -89,7 +90,7 @@ def pack(target: Path) -> PackSummary:
 
 def _closure() -> list[Distribution]:
     found: dict[str, Distribution] = {}
-    waiting: list[tuple[str, frozenset[str]]] = [("tikv-br", frozenset())]
+    waiting: list[tuple[str, frozenset[str]]] = [("tikv-br", frozenset()), ("tikv-br-core", frozenset({"full"}))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         wanted = waiting.pop()
@@ -106,7 +107,7 @@ def _closure() -> list[Distribution]:
             if requirement is not None and (extra is None or extra[1] in extras):
                 more = frozenset(each.strip() for each in (requirement[2] or "").split(",") if each.strip())
                 waiting.append((_normalized_name(requirement[1]), more))
-    if "tikv-br" not in found:
+    if not _OURS & found.keys():
         raise UsageError("tikv-br is not installed in this Python", hint="Install it, for example with pip or uv.")
     return list(found.values())
 
@@ -118,7 +119,7 @@ def _normalized_name(name: str) -> str:
 def _files(found: Distribution) -> Iterator[tuple[PurePosixPath, Path]]:
     """Path in the archive and file of all that a distribution has installed. Raises `UsageError` if that is not known."""
     name = found.metadata["Name"]
-    ours = _normalized_name(name) == "tikv-br"
+    ours = _normalized_name(name) in _OURS
     origin = json.loads(found.read_text("direct_url.json") or "{}")
     if origin.get("dir_info", {}).get("editable") and not ours:
         raise UsageError(

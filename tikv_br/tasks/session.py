@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from tikv_br import pandas_import
-from tikv_br.environment import has_current_folder
+from tikv_br.environment import has_current_folder, install_hint, is_installed
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.tasks.jobs import check_reachable, check_workers
 from tikv_br.tasks.settings import LOOPBACK, NO_SETTINGS, SessionPlan, SparkSettings, check_settings, is_local
@@ -63,6 +63,8 @@ _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 
 def check_java() -> int:
     """Return the major version of the Java that Spark will use. Raises `SparkUnavailable` below 17 or without one, and where Spark cannot start."""
+    if not is_installed("pyspark"):
+        raise SparkUnavailable("PySpark is not installed", hint=install_hint("pyspark", "pandas"))
     _check_installation()
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
