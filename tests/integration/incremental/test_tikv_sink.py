@@ -77,6 +77,16 @@ def test_remaining_ttls_are_kept(clusters: Clusters, version: ApiVersion) -> Non
     assert raw.get_ttl(b"never") == 0
 
 
+def test_rows_that_only_a_forged_message_has(v2: LiveCluster) -> None:
+    """Times beyond every calendar are written; a key that no store takes is refused in a sentence, and nothing else is."""
+    last = (1 << 64) - 1
+    with open_sink(TikvTarget((v2.pd,)), ELSEWHERE) as sink:
+        sink.write(batch([Change(last, b"late", b"v", last), Change(5, b"", b"", 1 << 63)]))
+        with pytest.raises(UsageError, match="max key size exceeded"):
+            sink.write(batch([Change(6, b"k" * 70_000, b"v")]))
+    assert contents(v2) == {b"late": b"v", b"": b""}
+
+
 def test_waiting_for_a_busy_store_lengthens_no_life(v2: LiveCluster) -> None:
     """A row that waits for seconds at a busy store expires when it should."""
     busy = {"region_error": {"server_is_busy": {"backoff_ms": 8000}}}
