@@ -29,16 +29,29 @@ from tikv_br.formats.kernels.addresses import (
 )
 from tikv_br.formats.sst.block import TRAILER_SIZE
 
-DONE, NO_ROOM, UNSORTED, OUTSIDE, DAMAGED = range(5)
-"""Results of kernels: all rows are in; the blocks must go before the next row; the next row, whose key is in the free
-slot, does not sort after the one before; its key lies outside of the keyspace; the bytes are not what was measured."""
+# Results of kernels.
+DONE = 0  # all rows are written
+NO_ROOM = 1  # the sealed blocks must be taken out before the next row
+UNSORTED = 2  # the next row, whose key is in the free slot, does not sort after the one before
+OUTSIDE = 3  # the key of the next row is outside of the keyspace
+DAMAGED = 4  # the bytes of the input are not what was measured
 
-CURSOR, START, SIZE, RESTARTS, RUN, SLOT, LAST_LENGTH, LENGTH = range(8)
-SEALED, SEPARATED, NEED, ROWS, KEY_BYTES, VALUE_BYTES, STATE_SIZE = range(8, 15)
-"""Fields of the state: where the kernel goes on in its input; the open block's place in the arena, bytes and restarts;
-rows since the last of these (0: the next row is one); which slot has the last key, its length (-1 = none), that of the
-key in the other; sealed blocks in the arena, bytes of separators; bytes that the next row's block needs when `NO_ROOM`;
-rows, bytes of keys and of values in all."""
+# Fields of the state.
+CURSOR = 0  # place in the input of the next row
+START = 1  # place of the open block in the arena
+SIZE = 2  # bytes of the open block
+RESTARTS = 3  # number of restarts of the open block
+RUN = 4  # rows since its last restart; 0 = the next row is one
+SLOT = 5  # slot of the last key
+LAST_LENGTH = 6  # length of the last key; -1 = none
+LENGTH = 7  # length of the key in the other slot
+SEALED = 8  # number of sealed blocks in the arena
+SEPARATED = 9  # bytes of their separators
+NEED = 10  # bytes that the block of the next row needs, after `NO_ROOM`
+ROWS = 11  # all rows
+KEY_BYTES = 12  # of all rows
+VALUE_BYTES = 13  # of all rows
+STATE_SIZE = 14  # number of fields
 
 KEY_TRAILER = 8
 """Bytes behind the user key of every internal key."""

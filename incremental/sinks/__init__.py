@@ -7,5 +7,5 @@ Modules, in reading order:
 - kafka: writes to a Kafka topic
 - json_lines: writes JSON lines to a file or a stream
 - writer: gives batches to a sink, with retries and at a limited rate
-- open: parses ``--sink`` addresses and opens the sink
+- url: parses ``--sink`` addresses; open: opens the sink of one
 """

@@ -1,4 +1,4 @@
-"""Parses ``--sink`` addresses and opens sinks."""
+"""Opens the sinks of the targets that `sinks.url` parses."""
 
 from __future__ import annotations
 

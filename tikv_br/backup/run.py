@@ -81,10 +81,7 @@ def check_cluster(context: BackupContext) -> None:
     target = info.api_version if options.dst_api_version is None else options.dst_api_version
     require_conversion(info.api_version, target, options.allow_loss)
     context.engine = choose_engine(options, info.api_version, target)
-    if context.engine.executor == "spark" and not options.dry_run:
-        from tikv_br.tasks.session import check_java  # late: most backups need no Spark
-
-        check_java()
+    check_engine(context)
     if target is not info.api_version:
         context.cluster.require(versions.CONVERSION)
     if options.checksum:
@@ -104,6 +101,15 @@ def check_cluster(context: BackupContext) -> None:
         context.reporter(
             Notice("every key costs one extra request, for its TTL; if no key has a TTL, --assume-no-ttl avoids that")
         )
+
+
+def check_engine(context: BackupContext) -> None:
+    """Raise `SparkUnavailable` before work is lost; report that stores get the key of the files over connections in clear."""
+    options = context.options
+    if context.engine.executor == "spark" and not options.dry_run:
+        from tikv_br.tasks.session import check_java  # late: most backups need no Spark
+
+        check_java()
     if context.engine.name == "store" and options.storage.crypter.encrypts and options.cluster.tls.ca is None:
         context.reporter(Notice(KEY_IN_CLEAR))
 

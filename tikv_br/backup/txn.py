@@ -11,7 +11,7 @@ import contextlib
 
 from tikv_br.backup import engines
 from tikv_br.backup.compare import compare_checksums
-from tikv_br.backup.run import runbook
+from tikv_br.backup.run import check_engine, runbook
 from tikv_br.cancellation import run_on_threads
 from tikv_br.cluster import versions
 from tikv_br.cluster.locks import SnapshotLocks
@@ -26,9 +26,8 @@ from tikv_br.dataflow.task import Snapshot
 from tikv_br.errors import ChecksumMismatch, ClusterUnfit, ResumeRefused, SafePointError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode
-from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.progress_events import Reporter, silent
 from tikv_br.steps import FunctionStep, Step
-from tikv_br.storage.credentials import KEY_IN_CLEAR
 
 LOCK_THREADS = 16
 """Intervals whose locks are looked for at the same time."""
@@ -56,17 +55,12 @@ def check_cluster(context: BackupContext) -> None:
         raise ClusterUnfit("a cluster of API v1ttl has no transactional data", hint="Use `tikv-br backup raw`.")
     cluster.require(versions.TXN_BACKUP)
     context.engine = choose_engine(options, api_version, api_version)
-    if context.engine.executor == "spark" and not options.dry_run:
-        from tikv_br.tasks.session import check_java  # late: most backups need no Spark
-
-        check_java()
+    check_engine(context)
     context.conversion = Conversion(api_version, api_version, mode=KeyMode.TXN)
     context.source_ranges = source_ranges(options, cluster, api_version)
     codec = KeyCodec(api_version, mode=KeyMode.TXN)
     for span in context.source_ranges:
         check_bounds(span, cluster.pd.each_region(codec.bound(span.start), codec.bound(span.end)))
-    if options.storage.crypter.encrypts and options.cluster.tls.ca is None:
-        context.reporter(Notice(KEY_IN_CLEAR))
 
 
 def set_backup_ts(context: BackupContext) -> None:

@@ -1,6 +1,6 @@
 """Backups as objects: their names, the order in which they are written and read, and their checks.
 
-Only `compare` talks to a cluster.
+Nothing here talks to a cluster.
 
 Modules, in reading order:
 

@@ -12,7 +12,7 @@ from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, picked, show
 from tikv_br.cli.status_flags import StatusFlags
-from tikv_br.cli.sync_options import SCRATCH_DIR, SinkTlsFlags, scratch_folder
+from tikv_br.cli.sync_flags import SCRATCH_DIR, SinkTlsFlags, scratch_folder
 from tikv_br.cli.sync_view import watching
 from tikv_br.cluster.timestamps import physical_ms, show_time
 from tikv_br.errors import UsageError

@@ -14,7 +14,7 @@ from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.capture_cmd import GroupFlags, lag_of, show_processors
 from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, picked, show
-from tikv_br.cli.sync_options import (
+from tikv_br.cli.sync_flags import (
     LOG_ID,
     MAX_BATCH_ROWS,
     SORTER_MEMORY,

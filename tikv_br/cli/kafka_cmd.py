@@ -14,7 +14,7 @@ from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output, human_bytes
 from tikv_br.cli.status_flags import SHORTEST_STATUS
-from tikv_br.cli.sync_options import MAX_BATCH_ROWS, SCRATCH_DIR, SINK_RATE, SORTER_MEMORY, scratch_folder
+from tikv_br.cli.sync_flags import MAX_BATCH_ROWS, SCRATCH_DIR, SINK_RATE, SORTER_MEMORY, scratch_folder
 from tikv_br.cli.sync_view import repeated
 from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import UsageError

@@ -14,7 +14,7 @@ from tikv_br.cli.output import confirmation, human_bytes, quote, read_key
 from tikv_br.cli.point_flags import parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import FollowFlags, follow_feed
-from tikv_br.cli.sync_options import LOG_ID, StateFlags
+from tikv_br.cli.sync_flags import LOG_ID, StateFlags
 from tikv_br.cluster.timestamps import MAX_TS, parse_ts, physical_ms, show_ts
 from tikv_br.errors import KeyNotFound, LogDamaged, SyncRunning, UsageError
 
@@ -29,6 +29,7 @@ UPLOAD_RATE = partial(
     flag,
     "0",
     "Maximum upload rate in bytes per second, as 10MiB; a plain number is MiB (0 = unlimited).",
+    "--ratelimit",
     kind=kinds.RATE,
 )
 LOG_NAME = partial(flag, LOG_ID, "Name of the log archive.", "--log-id", "--id", metavar="NAME")
@@ -46,7 +47,7 @@ class LogStartFlags(FollowFlags):
         "30s", "Interval between writes to the storage. This plus --hold-back is about the RPO.", kind=kinds.TIME
     )
     flush_size: int = flag("64MiB", "Write earlier once this many bytes of changes are buffered.", kind=kinds.SIZE)
-    ratelimit: int = UPLOAD_RATE()
+    rate_limit: int = UPLOAD_RATE()
     sink_patience: float = flag(
         "10m", "How long to retry writes to the log's storage before the command fails.", kind=kinds.TIME
     )
@@ -63,7 +64,7 @@ def start_log(flags: LogStartFlags) -> None:
     from tikv_br.incremental.sinks.url import LogTarget
 
     place = flags.storage_flags.locate(flags.storage)
-    target = LogTarget(place, flags.state.name, flags.flush_interval, flags.flush_size, flags.ratelimit)
+    target = LogTarget(place, flags.state.name, flags.flush_interval, flags.flush_size, flags.rate_limit)
     follow_feed(flags.out, flags.options(target, flags.sink_patience), flags.status)
 
 
@@ -112,7 +113,7 @@ class LogCompactFlags(LogFlags):
     grace: float = flag(
         "24h", "How long replaced segments are kept for restores that already use them.", kind=kinds.TIME
     )
-    ratelimit: int = UPLOAD_RATE()
+    rate_limit: int = UPLOAD_RATE()
     tasks: shared.TaskFlags
     lock_wait: float = shared.LOCK_WAIT()
     dry_run: bool = shared.DRY_RUN()
@@ -258,7 +259,6 @@ def compact_log(flags: LogCompactFlags) -> None:
         storage=flags.location,
         log_id=flags.log_id,
         until_ts=parse_ts_or_latest(flags.until, "--until"),
-        rate_limit=flags.ratelimit,
     )
     with progress_display(flags.out) as display:
         done = compact(options, display)

@@ -13,7 +13,7 @@ from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output
 from tikv_br.cli.status_flags import StatusFlags
-from tikv_br.cli.sync_options import (
+from tikv_br.cli.sync_flags import (
     LOG_ID,
     SYNC_ID,
     FeedFlags,

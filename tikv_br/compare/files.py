@@ -149,7 +149,9 @@ class BackupComparison(Comparison):
         else:
             report = compare_range(rows, cluster, there, keys=1, cuts=cuts)
             found, difference = report.sums, _differing_ranges(part, cluster, report)
-        if exact if not difference else self._others is not None:
+        # Equal sums may hide the same change of two rows; different ones may be due to rows that only the cluster has.
+        must_read = self._others is not None if difference else exact
+        if must_read:
             sums = self._compare_rows(part)
             found, difference = sums.same, _differing_rows(part, sums)
             if self._others is not None:

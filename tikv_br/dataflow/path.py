@@ -244,9 +244,9 @@ def _usable_entries(context: BackupContext, unfinished: RunRecord) -> dict[Finis
         return ""
 
     names = dict(filter(None, ledger.map_ahead(read, [info.name for info in store.list(layout.LEDGER)])))
-    chosen = ledger.without_overlaps(names)
+    entries = ledger.without_overlaps(names)
     usable = {}
-    for finished, problem in zip(chosen, ledger.map_ahead(check, chosen), strict=True):
+    for finished, problem in zip(entries, ledger.map_ahead(check, entries), strict=True):
         if problem:
             context.reporter(Notice(f"an interval is copied again: {problem}"))
         else:

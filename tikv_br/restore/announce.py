@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 
 from tikv_br import run_id
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.ingest_announcer import Announcer, foreign_followers, own_followers, unfinished
 from tikv_br.cluster.timestamps import seconds_between, show_ts
 from tikv_br.errors import (
@@ -77,15 +79,19 @@ def check_followers(context: RestoreContext) -> None:
 
 def report_followers(context: RestoreContext) -> None:
     """Report that followers, because of which an ingest would be refused, get rows that are put."""
-    if not _is_announced(context):
-        return
+    if _is_announced(context):
+        notice_followers(context, foreign_followers, "followers of the cluster get these rows, as they are put")
+
+
+def notice_followers(context: RestoreContext, find: Callable[[Cluster], Iterable[str]], text: str) -> None:
+    """Report the followers that `find` finds. It is only a notice: if the cluster cannot tell them, nothing fails."""
     try:
-        found = foreign_followers(context.cluster)
-    except TikvBrError as error:  # it is only a notice
+        found = list(find(context.cluster))
+    except TikvBrError as error:
         log.debug("cannot look for followers: %s", error.message)
         return
     if found:
-        context.reporter(Notice(f"followers of the cluster get these rows, as they are put: {', '.join(found)}"))
+        context.reporter(Notice(f"{text}: {', '.join(found)}"))
 
 
 def _is_announced(context: RestoreContext) -> bool:

@@ -51,27 +51,28 @@ def compare(context: RestoreContext) -> None:
     """Compare the cluster with the backup; rows that newer deletes hide are ingested again."""
     comparison = raw_comparison_of(context)
     try:
-        context.found = compare_all(context, comparison)
+        compare_all(context, comparison)
     except ChecksumMismatch as error:
         if not ingest_hidden(context, comparison):
             raise ChecksumMismatch(error.message, hint=_hint(context, error)) from None
         try:
-            context.found = compare_all(context, comparison)
+            compare_all(context, comparison)
         except ChecksumMismatch as again:
             hint = "Stop all clients that delete or write these keys in the target, then run the same command again."
             raise ChecksumMismatch(again.message, hint=hint) from None
-    if context.options.allow_overwrite:
-        context.others.update({("", gap): comparison.count_rows(gap) for gap in gaps_of(context)})
 
 
-def compare_all(context: RestoreContext, comparison: Comparison) -> Checksum:
-    """The checksum of all parts; those that were found equal during the ingest are not compared again."""
+def compare_all(context: RestoreContext, comparison: Comparison) -> None:
+    """Find the checksum of all parts, and other rows. Parts that were found equal during the ingest are not compared again."""
     equal: dict[tuple[str, KeyRange], Checksum] = {}
     if context.comparing is not None:
         equal = context.comparing.finish()
         context.comparing = None
     left = [part for part in context.parts if (part.file.name, part.span) not in equal]
-    return reduce(Checksum.merge, equal.values(), comparison.require_all_equal(left, context.options.concurrency))
+    found = comparison.require_all_equal(left, context.options.concurrency)
+    context.found = reduce(Checksum.merge, equal.values(), found)
+    if context.options.allow_overwrite:
+        context.others.update({("", gap): comparison.count_rows(gap) for gap in gaps_of(context)})
 
 
 def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool:

@@ -25,57 +25,50 @@ from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
 
 @dataclass
 class RestoreContext:
-    """State that the steps share; each step fills in its part."""
+    """State that the steps share. The comment behind a field names the step that sets it."""
 
     options: RestoreOptions
     reporter: Reporter = silent
     clusters: ClusterPool = field(default_factory=ClusterPool)
-    cluster: Cluster = field(init=False)
-    info: ClusterInfo = field(init=False)
-    backup: BackupSet = field(init=False)
-    wanted: list[RestoreRange] = field(default_factory=list)
+    cluster: Cluster = field(init=False)  # connect
+    info: ClusterInfo = field(init=False)  # connect
+    backup: BackupSet = field(init=False)  # read the backup
+    wanted: list[RestoreRange] = field(default_factory=list)  # plan
     """Ranges of the backup to restore, with the rewrite of their keys."""
-    import_mode: ImportMode | None = None
-    """Set while import mode is on."""
-    download_limit: DownloadLimit | None = None
-    """Set while a limit is active."""
-    parts: list[FilePart] = field(default_factory=list)
+    import_mode: ImportMode | None = None  # enter import mode; until leave import mode
+    download_limit: DownloadLimit | None = None  # set the download limit; until lift the download limit
+    parts: list[FilePart] = field(default_factory=list)  # plan
     """The wanted parts of all files."""
-    lease: PathLease | None = None
+    lease: PathLease | None = None  # acquire the restore lock; until release the restore lock
     """Lease that excludes other restores of this backup into this cluster."""
-    record: RestoreRecord | None = None
+    record: RestoreRecord | None = None  # acquire the restore lock, look for a resumable restore
     """Record of the progress; None = the restore cannot be resumed."""
-    checkpoint: RestoreCheckpoint | None = None
-    """Checkpoint of the resumed restore, or of this one once it is saved."""
-    resumed: list[KeyRange] = field(default_factory=list)
+    checkpoint: RestoreCheckpoint | None = None  # look for a resumable restore; save the restore checkpoint
+    resumed: list[KeyRange] = field(default_factory=list)  # look for a resumable restore
     """Key ranges of the backup's files that an unfinished restore has restored."""
-    todo: list[FilePart] = field(default_factory=list)
+    todo: list[FilePart] = field(default_factory=list)  # look for a resumable restore, check the target
     """`parts` without the `resumed` ranges."""
-    plan: RestorePlan | None = None
-    """The plan; set in a dry run only."""
-    inspection: BackgroundInspection | None = None
-    """Background check of the files, started with the check of the target."""
-    facts: dict[str, FileFacts] = field(default_factory=dict)
-    restamp_reason: str = ""
+    plan: RestorePlan | None = None  # plan the changes, of a dry run
+    inspection: BackgroundInspection | None = None  # check the target
+    facts: dict[str, FileFacts] = field(default_factory=dict)  # check every file
+    restamp_reason: str = ""  # check timestamps
     """Reason why ingested rows get a new timestamp; empty = they keep their own."""
-    restamp_ts: int = 0
+    restamp_ts: int = 0  # look for a resumable restore, check timestamps, announce the ingest, compare checksums
     """New timestamp of ingested rows; 0 = they keep their own."""
-    announcer: Announcer | None = None
-    """Set while the ingest is announced to followers of the cluster."""
-    already_restored: bool = False
+    announcer: Announcer | None = None  # announce the ingest
+    already_restored: bool = False  # check the target
     """True if the target already held the whole backup."""
-    regions_made: list[Region] = field(default_factory=list)
-    session_seconds: float = 0.0
-    """Start-up time of Spark."""
-    done: IngestResult = field(default_factory=IngestResult)
+    regions_made: list[Region] = field(default_factory=list)  # split and scatter
+    session_seconds: float = 0.0  # ingest, put
+    done: IngestResult = field(default_factory=IngestResult)  # ingest, put
     """Sum over all tasks of this run."""
-    comparing: BackgroundComparison | None = None
+    comparing: BackgroundComparison | None = None  # ingest, put; until compare checksums
     """Background comparison of restored parts, while others are restored."""
     overlap_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds, by step, for which its work was done while an earlier step ran."""
-    found: Checksum | None = None
+    found: Checksum | None = None  # compare checksums, check the target
     """The cluster's checksum of the backup's keys; None if it was not compared."""
-    others: dict[tuple[str, KeyRange], int] = field(default_factory=dict)
+    others: dict[tuple[str, KeyRange], int] = field(default_factory=dict)  # compare checksums
     """Foreign rows of the target with ``--allow-overwrite``, by part, and by gap without a file."""
 
     @property

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
 from tikv_br.cluster import versions
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.locks import LockResolver
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import seconds_between, show_ts
@@ -13,25 +12,24 @@ from tikv_br.errors import (
     BackupUnsupported,
     ChecksumMismatch,
     TargetNotEmpty,
-    TikvBrError,
     TimestampAheadOfTso,
     UsageError,
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
+from tikv_br.restore.announce import notice_followers
 from tikv_br.restore.comparison import SAME_COMMAND, compare_all
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.inspect import rows_differ
 from tikv_br.restore.options import Restamp, RestoreOptions, Via
 from tikv_br.restore.resume import forget_if_different, save_checkpoint
 from tikv_br.restore.steps import FIRST_CHANGE, RestoreStep, first_steps, ingest_steps, runbook
-from tikv_br.restore.target import check_target, comparison_of, gaps_of
+from tikv_br.restore.target import check_target, comparison_of
 from tikv_br.restore.transfer import split, while_locked
 from tikv_br.steps import FunctionStep
 
 _TICDC = "ticdc"
-log = logging.getLogger(__name__)
 
 
 def txn_restore_steps(options: RestoreOptions) -> list[RestoreStep]:
@@ -133,25 +131,20 @@ def choose_timestamp(context: RestoreContext) -> None:
 
 def report_followers(context: RestoreContext) -> None:
     """Report replications of the cluster, which do not get the rows. Nothing announces an ingest of transactional data to them."""
-    try:
-        now = context.cluster.pd.tso() >> 18
-        services = gc_status(context.cluster.pd_http).services
-    except TikvBrError as error:  # it is only a notice
-        log.debug("cannot look for followers: %s", error.message)
-        return
-    found = [each.service for each in services if each.service.startswith(_TICDC) and each.expires * 1000 > now]
-    if found:
-        context.reporter(
-            Notice(f"restored rows reach no change feed; TiCDC, with these safe points, gets none: {', '.join(found)}")
-        )
+
+    def find(cluster: Cluster) -> list[str]:
+        now = cluster.pd.tso() >> 18
+        services = gc_status(cluster.pd_http).services
+        return [each.service for each in services if each.service.startswith(_TICDC) and each.expires * 1000 > now]
+
+    notice_followers(context, find, "restored rows reach no change feed; TiCDC, with these safe points, gets none")
 
 
 @forget_if_different
 def compare(context: RestoreContext) -> None:
     """Compare the target with the backup. Deletes in the target may have hidden rows that keep their timestamps."""
-    comparison = comparison_of(context)
     try:
-        context.found = compare_all(context, comparison)
+        compare_all(context, comparison_of(context))
     except ChecksumMismatch as error:
         hint = f"{error.hint} {SAME_COMMAND}"
         if not context.restamp_ts:
@@ -160,5 +153,3 @@ def compare(context: RestoreContext) -> None:
                 "command again, or run it without --keep-timestamps: either restores all rows again."
             )
         raise ChecksumMismatch(error.message, hint=hint) from None
-    if context.options.allow_overwrite:
-        context.others.update({("", gap): comparison.count_rows(gap) for gap in gaps_of(context)})

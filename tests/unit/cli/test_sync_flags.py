@@ -10,7 +10,7 @@ from tikv_br.cli import sync_cmd
 from tikv_br.cli.backup_flags import StorageFlags
 from tikv_br.cli.changefeed_cmd import check_applies
 from tikv_br.cli.main import run
-from tikv_br.cli.sync_options import StartFlags
+from tikv_br.cli.sync_flags import StartFlags
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.incremental.handover import FromNow, FromTs
