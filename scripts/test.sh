@@ -4,6 +4,7 @@
 #   scripts/test.sh                   static checks, unit, golden, and the core integration and end-to-end tests: 8 minutes on 2 cores
 #   scripts/test.sh all               static checks and every test, property tests with many more examples: 50 minutes
 #   scripts/test.sh rest              what `all` runs beyond the first form, for CI
+#   scripts/test.sh real [PATH...]    the tests that run on real servers, on those of TIKV_BR_PD_SERVER and TIKV_BR_TIKV_SERVER, with a table by feature
 #   scripts/test.sh packages          install what `rest` needs of Debian's packages, and run nothing
 #   scripts/test.sh programs          build the programs that only `rest` needs, and run nothing
 #   scripts/test.sh unit golden       whole tiers
@@ -118,11 +119,19 @@ rest)
     mapfile -t with_more < <(grep -rlE --include='test_*.py' 'hypothesis|pytest\.mark\.slow' tests/unit tests/golden)
     arguments=(-m "hypothesis or not ($core)" tests/integration tests/interop tests/e2e "${with_more[@]}")
     ;;
+real)
+    for name in TIKV_BR_PD_SERVER TIKV_BR_TIKV_SERVER; do
+        [ -x "${!name:-}" ] || { say "$name must be the path of a program: pd-server and tikv-server of TiKV's releases"; exit 2; }
+    done
+    selection=real
+    arguments=(-p tests.real.plugin)
+    [ $# -gt 1 ] || arguments+=(tests/integration tests/interop tests/e2e)
+    ;;
 packages | programs) selection=$1 ;;
 esac
 if [ -n "$selection" ]; then
     shift "$(($# > 0))"
-    [ "$selection" = core ] || export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-thorough}
+    [[ $selection = core || $selection = real ]] || export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-thorough}
 fi
 for argument in "$@"; do
     case $argument in
@@ -165,6 +174,10 @@ esac
 
 say "pytest ${arguments[*]:-(all tests)}"
 status=0
+if [ "$selection" = real ]; then # one after the other: real servers use both cores
+    .venv/bin/python -m pytest --cache-clear -p no:randomly --durations 25 "${arguments[@]}" </dev/null || status=$?
+    exit "$status"
+fi
 .venv/bin/python -m pytest --cache-clear -n "$(workers)" --dist loadfile --no-loadscope-reorder --durations 25 "${arguments[@]}" </dev/null || status=$?
 [ "$status" -ne 1 ] || ! retry_failed "${arguments[@]}" || status=0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import time
@@ -120,7 +121,7 @@ class LiveCluster(PlaygroundAdmin):
         def is_well() -> bool:
             try:
                 return all(member["health"] for member in self.get("/pd/api/v1/health"))
-            except AdminRefused:
+            except (AdminRefused, OSError, http.client.HTTPException):
                 return False
 
         eventually(is_well)

@@ -254,14 +254,7 @@ class RealCluster(LiveCluster):
     def await_pd(self) -> None:
         if self._change is not None:
             self._change.join()
-
-        def is_well() -> bool:
-            try:
-                return all(member["health"] for member in self.get("/pd/api/v1/health"))
-            except (AdminRefused, OSError, http.client.HTTPException):
-                return False
-
-        eventually(is_well, every=0.1)
+        super().await_pd()
 
     def heal(self) -> None:
         self.await_pd()
@@ -315,6 +308,7 @@ class Pool:
         servers = self._take(Shape(api_version, **settings))
         reuse = False
         try:
+            servers.await_pd()
             live = RealCluster(servers)
             with live.cluster:
                 live.await_ready()

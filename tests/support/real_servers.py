@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,6 +189,15 @@ class RealServers:
         for server in (*self.pds, *self.stores):
             server.start()
 
+    def await_pd(self) -> None:
+        """Wait until all members of PD listen."""
+
+        def do_listen() -> bool:
+            self.assert_alive()
+            return all(map(accepts, self.members))
+
+        eventually(do_listen)
+
     def dead(self) -> list[Server]:
         """Those that ended by themselves."""
         return [server for server in (*self.pds, *self.stores) if server.wanted and not server.alive]
@@ -213,6 +223,7 @@ class RealServers:
     def frozen(self, store: Server) -> Iterator[None]:
         """Stop a process with SIGSTOP for the length of the block."""
         store.send(signal.SIGSTOP)
+        time.sleep(0.3)  # until stand-ins are seen to be stopped
         try:
             yield
         finally:
