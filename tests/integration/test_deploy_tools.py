@@ -1,9 +1,12 @@
-"""Dockerfile, manifests, dashboard and alerts before other people's tools: hadolint, Kubernetes' schemas and promtool."""
+"""Dockerfile, manifests, workflows, dashboard and alerts before other people's tools: hadolint, actionlint, schemas and promtool."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import tomllib
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from tests.support.tools import ROOT, find_tool, missing
 pytestmark = pytest.mark.integration
 HINT = "run scripts/install_deploy_tools.sh"
 ALERTS = ROOT / "docs" / "alerts.yml"
+COMPOSE_WHEEL = ROOT / ".cache" / "deploy" / "docker_compose-1.29.2.whl"
 DASHBOARD = ROOT / "deploy" / "grafana" / "tikv-br.json"
 
 
@@ -35,6 +39,43 @@ def test_hadolint_finds_nothing(tmp_path: Path) -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     worse.write_text(text.replace("--no-install-recommends ", ""), encoding="utf-8")
     assert "DL3015" in run(hadolint, worse).stdout
+
+
+def test_actionlint_finds_nothing(tmp_path: Path) -> None:
+    """In the workflows; in one that names a matrix's value wrongly it does."""
+    actionlint = find_tool("actionlint", hint=HINT)
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    found = run(actionlint, "-no-color", "-shellcheck=", *workflows)
+    assert found.returncode == 0, found.stdout
+    worse = tmp_path / "worse.yml"
+    text = (ROOT / ".github" / "workflows" / "real.yml").read_text(encoding="utf-8")
+    worse.write_text(text.replace("matrix.version }}\n    runs-on", "matrix.versoin }}\n    runs-on"), encoding="utf-8")
+    assert "versoin" in run(actionlint, "-no-color", "-shellcheck=", worse).stdout
+
+
+def test_the_compose_file_is_valid() -> None:
+    """By Compose's schema; with all servers on 127.0.0.1, images of one version, and the API version that the page promises."""
+    if not COMPOSE_WHEEL.exists():
+        missing(f"no schema of Compose: {HINT}")
+    with zipfile.ZipFile(COMPOSE_WHEEL) as wheel:
+        schema = json.loads(wheel.read("compose/config/compose_spec.json"))
+    folder = ROOT / "deploy" / "compose"
+    document = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))
+    validator = jsonschema.Draft7Validator(schema)
+    assert list(validator.iter_errors(document)) == []
+    assert [*validator.iter_errors({**document, "servces": {}})], "an unknown name is found"
+    services = document["services"]
+    assert services["pd"]["image"].removeprefix("pingcap/pd") == services["tikv"]["image"].removeprefix("pingcap/tikv")
+    addresses = re.findall(r"[\w.]+(?=:\d{4,5}\b)", " ".join(str(each["command"]) for each in services.values()))
+    assert len(addresses) == 8
+    assert set(addresses) == {"127.0.0.1"}
+    mounted = [each for service in services.values() for each in service["volumes"] if each.startswith("./")]
+    assert mounted == ["./tikv.toml:/tikv.toml:ro"]
+    assert tomllib.loads((folder / "tikv.toml").read_text())["storage"] == {
+        "api-version": 2,
+        "enable-ttl": True,
+        "reserve-space": "0",
+    }
 
 
 def faults(document: dict[str, Any], schemas: dict[tuple[str, str], dict[str, Any]]) -> list[str]:

@@ -53,6 +53,10 @@ MODULES = {
     "tests.support.one_store": "scripted answers",
     "tests.support.scripted_grpc": "scripted answers",
 }
+FUNCTIONS = {
+    ("tests.support.history", "read"): "reads the files of a playground",
+    ("tests.support.playground_admin", "PlaygroundAdmin"): "the admin API of a playground",
+}
 REAL_PARTS = {"TlsSettings", "EtcdServer"}
 """What of `tikv_br.playground` is no emulator."""
 
@@ -177,8 +181,8 @@ class _Search:
     def _import(self, source: str, name: str) -> None:
         if source == CONTRACT and name == "live_cluster":
             self.clusters = True
-        elif source == "tests.support.playground_admin" and name == "PlaygroundAdmin":
-            self.reasons.add("the admin API of a playground")
+        elif (source, name) in FUNCTIONS:
+            self.reasons.add(FUNCTIONS[source, name])
         elif source.startswith("tikv_br.playground") or (source, name) == ("tikv_br", "playground"):
             if name not in REAL_PARTS:
                 self.reasons.add("starts a playground itself")
@@ -202,7 +206,8 @@ class _Search:
         if not isinstance(node.func, ast.Attribute) or named.startswith("pytest."):
             return
         attribute = node.func.attr
-        if attribute in VERBS and not (attribute == "fail" and len(node.args) < 2):
+        is_starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+        if attribute in VERBS and not (attribute == "fail" and len(node.args) < 2 and not is_starred):
             self.reasons.add(VERBS[attribute])
         is_view = isinstance(first, str) and (first.startswith("/playground/") or first in {"failpoints", "feeds"})
         if attribute == "get" and is_view:

@@ -1,0 +1,98 @@
+"""The tests that run on real servers: as many as expected, and by stand-ins, as there are no real servers here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.tools import ROOT
+from tests.support.waiting import PATIENCE, eventually
+
+SERVERS = {name: str(ROOT / "tests" / "real" / "servers" / name) for name in ("pd-server", "tikv-server")}
+SELECTION = (
+    "tests/integration/real/test_contract.py",
+    "tests/integration/backup/test_scope.py",
+    "tests/integration/verify/test_damage.py",
+)
+"""A few modules that share clusters, have one of their own, kill servers, and use several API versions."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That of somebody who has servers, which are stand-ins."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TIKV_BR_PD_SERVER": SERVERS["pd-server"],
+        "TIKV_BR_TIKV_SERVER": SERVERS["tikv-server"],
+        "TIKV_BR_REAL_TABLE": str(folder / "table.md"),
+        "TMPDIR": str(folder),
+    }
+
+
+def run_pytest(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest with the plugin in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.real.plugin", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True, timeout=500, check=False
+    )
+
+
+@pytest.mark.slow
+def test_as_many_tests_as_expected_run_on_both() -> None:
+    """A change that makes tests need a playground is noticed, feature by feature."""
+    ended = run_pytest("--collect-only", "tests/integration", "tests/interop", "tests/e2e", PYTHONPATH=str(ROOT))
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_tests_run_on_servers_that_are_processes(tmp_path: Path) -> None:
+    """Programs with the command lines of real servers are started, killed, frozen, shared, cleaned and ended; a table has what ran."""
+    ended = run_pytest("-m", "not slow or core", *SELECTION, **environment(tmp_path))
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert re.match(r"servers: TiKV \S+ .*, PD v\S+ ", lines[0])
+    counts = {row[1].strip(): [int(each) for each in row[2:6]] for row in (line.split("|") for line in lines[4:])}
+    passed, failed, skipped, impossible = counts["all"]
+    assert (failed, skipped) == (0, 0)
+    assert passed >= 14
+    assert impossible >= 1
+    assert counts["verify"][0]
+    assert any(line.startswith("| **not proven** followers |") for line in lines)
+    assert not list(tmp_path.glob("tikv-br-real-*")), "the folders of servers are removed"
+
+
+@pytest.mark.slow
+def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """Also when it is killed: nobody is left to listen, or to hold memory."""
+    start = (
+        "import sys, time\n"
+        "from tests.support.real_cluster import POOL\n"
+        "from tikv_br.formats.api_version import ApiVersion\n"
+        "with POOL.lease(ApiVersion.V2, stores=2) as live:\n"
+        "    servers = live._servers\n"
+        "    print(*(each.process.pid for each in (*servers.pds, *servers.stores)), flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", start], cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            pids = [int(pid) for pid in process.stdout.readline().split()]
+        finally:
+            process.kill()
+    assert len(pids) == 3
+    eventually(lambda: not any(is_running(pid) for pid in pids), PATIENCE)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
