@@ -13,12 +13,12 @@ from tikv_br.playground.servers import Reply, Request
 _MEMBERS = "/pd/api/v1/leader/resign"
 
 
-class OperatorApi:
+class OperatorApi(PdHttpApi):
     """PD's HTTP API with operators and resignation. Names of members are those of the stand-ins: pd-1, pd-2, ..."""
 
-    def __init__(self, playground: Playground, others: PdHttpApi) -> None:
+    def __init__(self, playground: Playground) -> None:
+        super().__init__(playground.state, playground._pd._api._config)
         self._playground = playground
-        self._others = others
 
     def handle(self, request: Request) -> Reply:
         """Answer a request."""
@@ -33,7 +33,7 @@ class OperatorApi:
             return Reply.json("The resign command is submitted.")
         if request.path == "/pd/api/v1/leader":
             return Reply.json({"name": f"pd-{(self._playground.state.leader or 0) + 1}"})
-        return self._others.handle(request)
+        return super().handle(request)
 
     def _operate(self, operator: dict[str, Any]) -> None:
         regions = self._playground.regions

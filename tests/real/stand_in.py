@@ -246,7 +246,7 @@ class _Cluster:
         self._playground.state.tso.available = True
 
     def _store_id(self, index: int) -> int:
-        return list(self._playground.nodes)[index]
+        return int(list(self._playground.nodes)[index])
 
     def _start(self) -> None:
         from tests.real.operators import OperatorApi
@@ -276,7 +276,7 @@ class _Cluster:
         playground._identity["ports"] |= {
             f"pd{index + 1}": member["client"] for index, member in self._pds.items() if index
         }
-        playground._pd._api = OperatorApi(playground, playground._pd._api)
+        playground._pd._api = OperatorApi(playground)
         playground.start()
         self._playground = playground
 

@@ -79,9 +79,6 @@ class ClusterContract(Protocol):
     def frozen_pd(self) -> AbstractContextManager[None]:
         """Let all members of PD answer no call for the length of the block."""
 
-    def frozen(self) -> AbstractContextManager[None]:
-        """Stop all servers with SIGSTOP for the length of the block."""
-
     def restart_store(self, store_id: int) -> None:
         """Start a store again on its address, with its data, unless it runs."""
 

@@ -212,14 +212,6 @@ class RealCluster(LiveCluster):
             stack.enter_context(self.frozen_pd())
             yield
 
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        self.disturbed = True
-        with contextlib.ExitStack() as stack:
-            for server in (*self._servers.pds, *self._servers.stores):
-                stack.enter_context(self._servers.frozen(server))
-            yield
-
     def restart_store(self, store_id: int) -> None:
         server = self._store(store_id)
         if not server.alive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,11 +29,13 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
         yield running
 
 
-def region_of(live: LiveCluster, key: bytes) -> dict[str, object]:
+def region_of(live: LiveCluster, key: bytes) -> dict[str, Any]:
     """Return the region that has a user key."""
     codec = live.raw().codec
     bound = codec.bound(codec.rpc_key(key)).hex()
-    return next(each for each in live.regions() if each["start"] <= bound and (not each["end"] or bound < each["end"]))
+    return next(
+        dict(each) for each in live.regions() if each["start"] <= bound and (not each["end"] or bound < each["end"])
+    )
 
 
 def test_both_providers_have_all_verbs(live: LiveCluster) -> None:
