@@ -130,8 +130,8 @@ class _Search:
         self.seen.add(id(node))
         if isinstance(node, ast.ClassDef):
             self.classes.append((module, node))
-            for part in (*node.bases, *node.decorator_list):
-                self._scan(module, part)
+            for base in (*node.bases, *node.decorator_list):
+                self._scan(module, base)
             for part in node.body:
                 if not isinstance(part, ast.FunctionDef):
                     self._scan(module, part)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +127,9 @@ def _differences(expected: Mapping[str, int], found: Mapping[str, int]) -> Itera
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note how a test ended."""
-    report: pytest.TestReport = yield
+    report = yield
     outcomes = item.config.stash[_RUN].outcomes
     if report.failed:
         outcomes[item.nodeid] = "failed"

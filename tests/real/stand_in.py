@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -40,7 +39,7 @@ def main(arguments: list[str]) -> None:
 
         sys.stdout.write(VERSION.format(RECORDED.tikv if kind == "tikv" else f"v{RECORDED.pd}") + "\n")
     else:
-        flags = dict(re.fullmatch(r"--([a-z-]+)=(.*)", word, re.DOTALL).groups() for word in words)  # type: ignore[union-attr]
+        flags = {word.partition("=")[0].removeprefix("--"): word.partition("=")[2] for word in words}
         config = tomllib.loads(Path(flags["config"]).read_text())
         Path(flags["data-dir"]).mkdir(exist_ok=True)
         (_pd if kind == "pd" else _tikv)(flags, config)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.both import verdict
+from tests.real.both import Verdict, verdict
 
 BEGIN = """
 import pytest
@@ -60,4 +60,4 @@ def test_a_test_needs_what_it_reaches(tmp_path: Path, test: str, *, clusters: bo
     path = tmp_path / "test_made.py"
     path.write_text(f"{BEGIN}\n\n{test}\n")
     found = verdict(path, "test")
-    assert (found.clusters, found.reasons) == (clusters, reasons)
+    assert found == Verdict(clusters, frozenset(reasons))
