@@ -25,7 +25,7 @@ BENCHES = (
     "scan_far",
     "growth",
     "planning",
-    "store_engine",
+    "commands",
     "orchestration",
     "spark_tasks",
     "sync_ceiling",
@@ -36,7 +36,7 @@ BENCHES = (
     "load_raw",
 )
 """Modules with a function ``figures(scale)``, in the order of their table."""
-NOT_QUICK = {"scan_far", "store_engine", "spark_tasks", "sync_growth", "point_in_time", "log_rpo", "load_raw"}
+NOT_QUICK = {"scan_far", "commands", "spark_tasks", "sync_growth", "point_in_time", "log_rpo", "load_raw"}
 """Left out of ``--quick`` unless asked for: without rivals, or as `orchestration` and `sync_ceiling`, and slow."""
 
 

@@ -35,9 +35,9 @@ class Took(NamedTuple):
     """The most memory that its process has held."""
 
 
-def timed(*arguments: str) -> Took:
-    """Run a command, which must succeed, from its start to its end."""
-    variables = environment(**_compiled())
+def timed(*arguments: str, tree: str = "") -> Took:
+    """Run a command, which must succeed, from its start to its end; with ``tree``, that of another work tree."""
+    variables = environment(**_compiled(), **({"PYTHONPATH": tree} if tree else {}))
     before, began = _children_cpu(), time.perf_counter()
     with subprocess.Popen(
         [PROGRAM, *arguments],

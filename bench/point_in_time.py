@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from bench.command import timed
+from bench.commands import STORES, VALUE_SIZE, fill
 from bench.dataset import KEY_SIZE, Dataset
 from bench.harness import Figure, Goal, Scale, Spread, cpu_seconds, paired, rates
 from bench.scan_to_sst import into_folder
-from bench.store_engine import STORES, VALUE_SIZE, fill
 from tests.e2e.command import succeed
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.archive.compact import CompactionOptions, compact

@@ -20,7 +20,7 @@ TOO_LONG = 400
 pytestmark = pytest.mark.timeout(TOO_LONG)
 ALL = "TIKV_BR_TEST_ALL_BENCHES" in os.environ
 SLOW = {
-    "store_engine",
+    "commands",
     "orchestration",
     "spark_tasks",
     "scan_far",
@@ -32,8 +32,9 @@ SLOW = {
 """Benches of whole commands, of the JVM and of waiting, half a minute of other work: on request."""
 COMMAND = ("whole command", "stores at work", "the command's own")
 ON_REQUEST = {
-    *((bench, name) for bench in ("store engine", "orchestration") for name in COMMAND),
+    *((bench, name) for bench in ("commands", "orchestration") for name in COMMAND),
     *(("orchestration", name) for name in ("least that stores need", "its processor time", "own share")),
+    ("commands", "its processor time"),
     *(("scan from afar", name) for name in ("tikv-br", "tikv-br, one lane")),
     *(("sync growth", name) for name in ("lag grows by", "lag, median", "sync's processor time")),
     *(("point in time", name) for name in (*COMMAND, "its processor time", "peak memory")),
