@@ -20,6 +20,7 @@ from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.backupset.lease_record import LeaseOwner
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import EtcdConfig
+from tikv_br.cluster.keyspaces import chosen_keyspace
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.safepoint import BACKUP_SERVICES, SafePointKeeper, choose_backup_ts
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
@@ -82,9 +83,9 @@ class FromNow:
 Start = FromBackup | FromTs | FromNow
 
 
-def source_codec(cluster: Cluster, keyspace: str) -> KeyCodec:
+def source_codec(cluster: Cluster, keyspace: str | int) -> KeyCodec:
     """The codec of a keyspace, given by id or name (``""`` = the default keyspace). Raises `UsageError`, `ClusterError`."""
-    return keyspace_codec(cluster.api_version, cluster.pd.keyspace_id(keyspace), "--keyspace")
+    return keyspace_codec(cluster.api_version, chosen_keyspace(cluster, keyspace), "--keyspace")
 
 
 def check_has_feed(cluster: Cluster, *, writes_log: bool) -> None:

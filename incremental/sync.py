@@ -80,8 +80,8 @@ class SyncOptions(PipelineOptions):
     """Location of the checkpoint."""
     start: Start | None = None
     """Start without a checkpoint; None = a checkpoint is required."""
-    keyspace: str = ""
-    """Id or name; ``""`` = the default keyspace."""
+    keyspace: str | int = ""
+    """Id or name; ``""`` = the default keyspace. A number is not looked up in PD."""
     span: KeyRange = EVERY_KEY
     gc_ttl: int = GC_TTL
     """Seconds for which the safe point protects from GC while the sync is down."""
@@ -140,12 +140,13 @@ def sync(
         state = state_name(options.state)
         if not check_runs_alone(cluster, options.changefeed_id, state, stop, take_over=options.take_over):
             return None
-        start_ts = _start_ts(options, cluster, span, checkpoints, subject)
+        start_ts = _start_ts(options, cluster, span, checkpoints, (subject, origin.keyspace_name))
         if isinstance(sink, TikvSink) and checkpoints.load() is None:
             _check_restored(options, cluster, codec, sink)
         keeper = stack.enter_context(_protected(cluster, options, start_ts))
         cluster.ingests.register_follower(keeper.service_id, _running(options))
-        start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
+        start = Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject, origin.keyspace_name)
+        start = _take_over(checkpoints, keeper, start)
         replicator = stack.enter_context(
             pipeline(
                 cluster,
@@ -205,12 +206,12 @@ def _checkpoints(options: SyncOptions, cluster_id: int) -> Iterator[CheckpointSt
 
 
 def _start_ts(
-    options: SyncOptions, cluster: Cluster, span: KeyRange, checkpoints: CheckpointStore, subject: str
+    options: SyncOptions, cluster: Cluster, span: KeyRange, checkpoints: CheckpointStore, of: tuple[str, str]
 ) -> int:
     """The checkpoint of an earlier run of the same sync; without one, the start in the options."""
     found = checkpoints.load()
     if found is not None:
-        _check_subject(found, subject)
+        _check_subject(found, *of)
         _check_checkpoint(found, cluster.pd.tso())
         log.info("sync %s: resuming from checkpoint %d", options.changefeed_id, found.checkpoint_ts)
         return found.checkpoint_ts
@@ -258,7 +259,14 @@ def _warn_if_id_in_use(cluster: Cluster, changefeed_id: str) -> None:
             )
 
 
-def _check_subject(found: Checkpoint, subject: str) -> None:
+def _check_subject(found: Checkpoint, subject: str, keyspace: str) -> None:
+    """Refuse a checkpoint of other rows: also if another keyspace has the id by now, as after a restore of PD."""
+    if found.keyspace and keyspace != found.keyspace:
+        raise SyncStateMismatch(
+            f"cannot resume sync {found.changefeed_id}: its checkpoint is of keyspace {found.keyspace}, and PD calls this one "
+            f"{keyspace or 'by no name'}",
+            hint="Pass --keyspace with the name of the earlier run, or another --id.",
+        )
     if found.subject != subject:
         raise SyncStateMismatch(
             f"cannot resume sync {found.changefeed_id}: its checkpoint is of {found.subject}, but this sync is of {subject}",
@@ -280,8 +288,8 @@ def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Che
     epoch = checkpoints.claim()
     found = checkpoints.load()
     if found is not None:
-        _check_subject(found, start.subject)
-    first = replace(found or start, epoch=epoch, saved_ms=time.time_ns() // 1_000_000)
+        _check_subject(found, start.subject, start.keyspace)
+    first = replace(found or start, keyspace=start.keyspace, epoch=epoch, saved_ms=time.time_ns() // 1_000_000)
     checkpoints.save(first)
     keeper.advance(first.checkpoint_ts - 1)
     return first

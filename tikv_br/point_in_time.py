@@ -13,8 +13,10 @@ from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.rows import keyspace_in, keyspaces_of
 from tikv_br.cluster import timestamps
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
 from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
@@ -121,6 +123,7 @@ def restore_to_point(
     else:
         with Cluster.connect(wanted.cluster) as target:  # before a merge that may take hours
             target.info(reporter).require_encoding(ApiVersion.V2)
+            _check_keyspaces(target, sources.base, wanted)
         if wanted.dry_run:
             check_target_is_empty(replace(wanted, storage=sources.base.store.location))
         if not wanted.dry_run and not exists(store, layout.RUN):
@@ -135,6 +138,18 @@ def restore_to_point(
     restored = restore(replace(wanted, storage=work), reporter, on_plan)
     remove_temporary(store)
     return PointSummary(backup.backup_ts, uncertainty, window, sources.urls, report, restored)
+
+
+def _check_keyspaces(target: Cluster, base: BackupSet, wanted: RestoreOptions) -> None:
+    """Raise `UsageError` if the target lacks a keyspace of the backup."""
+    if wanted.to_keyspace:
+        chosen_keyspace(target, wanted.to_keyspace)
+        return
+    names = {} if base.manifest is None else base.manifest.description.names
+    only = None if wanted.keyspace is None else keyspace_in(base, str(wanted.keyspace))
+    for each in keyspaces_of(base):
+        if wanted.by_name and only in {None, each}:
+            matching_keyspace(target.pd, each, names, "--to-keyspace", silent)
 
 
 def temporary_location(options: PointOptions, sources: MergeSources) -> StorageLocation:

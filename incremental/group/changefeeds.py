@@ -49,7 +49,7 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
         opened = wait_for_sink(stack, target, origin, sink, retries)
         place = info.place if opened is None else opened.place
         start_ts = resolve(start, source, info.range, writes_log=isinstance(target, LogTarget))
-        return replace(info, place=place, start_ts=start_ts)
+        return replace(info, place=place, start_ts=start_ts, keyspace_name=origin.keyspace_name)
 
 
 def _origin(source: Cluster, info: ChangefeedInfo) -> Origin:

@@ -119,10 +119,20 @@ class ChangefeedInfo:
     """Maximum number of rows per request to the sink."""
     rate_limit: Count = field(default=0, metadata=records.LATER)
     """Maximum bytes of keys and values per second to the sink, shared equally by the sub-spans; 0 = unlimited."""
+    keyspace_name: str = field(default="", metadata=records.LATER)
+    """Name of the keyspace in PD when the changefeed was made; empty = it had none, or it was not recorded."""
     error: str = ""
     """Error that made the changefeed fail; empty = none."""
     place: str = ""
     """The identity of the sink (`tikv_br.incremental.sinks.base.Sink.place`); empty = not checked."""
+
+    def check_keyspace(self, name: str) -> None:
+        """Raise `SyncStateMismatch` if PD has given the keyspace's id to one of another name."""
+        if self.keyspace_name and name != self.keyspace_name:
+            raise SyncStateMismatch(
+                f"changefeed {self.id} is of keyspace {self.keyspace_name} ({self.keyspace_id}), which PD calls {name or 'by no name'}",
+                hint="Create another changefeed.",
+            )
 
     def check_place(self, place: str) -> None:
         """Raise `SyncStateMismatch` if there is another sink at the address."""

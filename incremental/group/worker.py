@@ -171,7 +171,9 @@ class Worker:
         )
         target = parse(changefeed.sink)
         check_shared(target)
-        with open_sink(target, self._origin(), self._sink_options()) as sink:
+        origin = self._origin()
+        changefeed.check_keyspace(origin.keyspace_name)
+        with open_sink(target, origin, self._sink_options()) as sink:
             changefeed.check_place(sink.place)
             membership.source.ingests.register_follower(service_id(changefeed.id), Follower(CHANGEFEED_STATE))
             with pipeline(

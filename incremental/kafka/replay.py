@@ -168,7 +168,7 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
             until_ts=options.until_ts,
             once=options.once,
             keys=UserKeys(url.key_prefix) if url.protocol is Protocol.OPEN else None,
-            keyspace_id=None if options.target.keyspace else sink.keyspace_id,
+            keyspace_id=None if options.target.keyspace != "" else sink.keyspace_id,
             resolved_seconds=options.resolved_seconds,
         )
         offsets = _Offsets(group, feed, sink.place)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tikv_br import __version__
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
-from tikv_br.cluster.keyspaces import matching_keyspace
+from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
 from tikv_br.cluster.router import BATCH_ITEMS
 from tikv_br.cluster.txnkv import refuse_transactions
 from tikv_br.cluster.versions import WRITE_DEADLINE, WRITES
@@ -239,8 +239,8 @@ def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: Si
     cluster.require(WRITES)
     refuse_transactions(cluster)
     cluster.notice_without(WRITE_DEADLINE)
-    if target.keyspace:
-        keyspace_id = cluster.pd.keyspace_id(target.keyspace)
+    if target.keyspace != "":
+        keyspace_id = chosen_keyspace(cluster, target.keyspace)
     elif version is ApiVersion.V2:
         names = {origin.keyspace_id: origin.keyspace_name}
         keyspace_id = matching_keyspace(

@@ -32,13 +32,13 @@ class TikvTarget:
     """A keyspace of a cluster."""
 
     pd: tuple[str, ...]
-    keyspace: str = ""
-    """Id or name; ``""`` = the source's."""
+    keyspace: str | int = ""
+    """Id or name; ``""`` = the source's. A number is not looked up in PD."""
     api_version: ApiVersion | None = None
     """Required API version; None = any."""
 
     def __str__(self) -> str:
-        return f"tikv://{','.join(self.pd)}" + (f"?keyspace={self.keyspace}" if self.keyspace else "")
+        return f"tikv://{','.join(self.pd)}" + (f"?keyspace={self.keyspace}" if self.keyspace != "" else "")
 
     def check(self, found: ApiVersion) -> None:
         """Compare with the API version of the cluster. Raises `ApiVersionMismatch`."""

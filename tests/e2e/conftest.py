@@ -23,7 +23,17 @@ class Playgrounds:
         if version not in self._started:
             place = str(self._folder / version)
             started = succeed(
-                "playground", "start", "--dir", place, "--api-version", version, "--detach", "--output", "json"
+                "playground",
+                "start",
+                "--dir",
+                place,
+                "--api-version",
+                version,
+                "--keyspace",
+                "ks=4242",
+                "--detach",
+                "--output",
+                "json",
             )
             self._started[version] = started.last["pd"]
         return self._started[version]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import succeed, tikv_br
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.waiting import PATIENCE, eventually
+from tikv_br.archive.log import LogArchive
 from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
 
 ROWS = {b"k%04d" % number: b"of features" for number in range(300)}
 
@@ -18,7 +23,7 @@ ROWS = {b"k%04d" % number: b"of features" for number in range(300)}
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[LiveCluster]:
     """Keyspace 1 is ``features``, with rows."""
-    with live_cluster(tmp_path / "source", ApiVersion.V2, stores=1) as live:
+    with live_cluster(tmp_path / "source", ApiVersion.V2, stores=1, keyspaces=("features",)) as live:
         assert live.create_keyspace("features") == 1
         live.raw(1).batch_put(ROWS)
         yield live
@@ -60,7 +65,7 @@ def test_a_backup_that_leaves_rows_out_says_so(source: LiveCluster, tmp_path: Pa
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[LiveCluster]:
     """Keyspace 1 is ``billing``."""
-    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as live:
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1, keyspaces=("billing",)) as live:
         assert live.create_keyspace("billing") == 1
         yield live
 
@@ -89,5 +94,70 @@ def test_keyspaces_of_another_cluster_are_found_by_name(
     succeed("diff", place, "--pd", target.pd, "--executor", "driver")
     assert succeed("cat", place, "k0001", "--keyspace", "features").out.strip() == "of features"
     assert "features (1)" in tikv_br("cat", place, "k0001", "--keyspace", "billing").err
+    compared = ("verify", place, "--pd", target.pd, "--level", "restore")
+    assert succeed(*compared, "--output", "json").last["rows_checked"] == len(ROWS)
+    assert tikv_br(*compared, "--to-keyspace", "billing").code == 41
+    assert "found" in succeed("find", "k0001", "-s", str(tmp_path), "--keyspace", "features").out
+    assert "features (1)" in tikv_br("find", "k0001", "-s", str(tmp_path), "--keyspace", "billing").out
     succeed(*restore, "--to-keyspace", "billing")
     assert contents(target, 1) == ROWS
+    succeed(*compared, "--to-keyspace", "billing", "--prefix", "k00")
+
+
+UNKNOWN = {
+    "backup": "backup raw --pd PD -s DIR/none --keyspace 9",
+    "export": "export --pd PD -s DIR/none --keyspace 9",
+    "load": "load raw --pd PD --keyspace 9 --input DIR/rows.csv --key-column key --value-column value --staging DIR/staging",
+    "raw put": "raw put --pd PD --keyspace 9 k v",
+    "raw get": "raw get --pd PD --keyspace 9 k",
+    "restore": "restore raw --pd PD -s DIR/one --to-keyspace 9",
+    "verify": "verify --pd PD -s DIR/one --level restore --to-keyspace 9",
+    "diff": "diff DIR/one --pd PD --other-keyspace 9",
+    "diff of clusters": "diff --pd PD --keyspace 9 --other-pd PD --other-keyspace 1",
+    "sync": "sync --pd PD --keyspace 9 --sink tikv://PD?keyspace=1 --start-ts now --state-dir DIR/state",
+    "sync to": "sync --pd PD --keyspace 1 --sink tikv://PD?keyspace=9 --start-ts now --state-dir DIR/state",
+    "sync by diff": "sync --pd PD --keyspace 1 --sink tikv://PD?keyspace=9 --mode diff",
+    "log": "log start --pd PD --keyspace 9 -s DIR/log --start-ts now",
+}
+
+
+def test_an_id_that_pd_does_not_know_is_refused(source: LiveCluster, tmp_path: Path) -> None:
+    """By every command that takes one, before it reads or writes a row."""
+    succeed(
+        *("backup", "raw", "--pd", source.pd, "-s", str(tmp_path / "one"), "--keyspace", "features"),
+        *("--executor", "driver"),
+    )
+    (tmp_path / "rows.csv").write_text("key,value\na,b\n")
+    for name, command in UNKNOWN.items():
+        words = command.replace("PD", source.pd).replace("DIR", str(tmp_path)).split()
+        refused = tikv_br(*words)
+        assert (refused.code, "the cluster has no keyspace 9" in refused.err) == (2, True), (name, refused.err)
+
+
+def test_a_log_and_a_restore_to_a_time_go_by_the_name(source: LiveCluster, target: LiveCluster, tmp_path: Path) -> None:
+    """The log says which keyspace it is of; without one of that name the restore is refused, and writes nothing."""
+    full, log = str(tmp_path / "full"), ("--storage", str(tmp_path / "log"))
+    succeed("backup", "raw", "--pd", source.pd, "-s", full, "--keyspace", "features", "--executor", "driver")
+    follow = ("log", "start", "--pd", source.pd, "--keyspace", "features", *log, "--from-backup", full)
+    words = [str(PROGRAM), *follow, "--flush-interval", "200ms", "--hold-back", "0s"]
+    with subprocess.Popen(words, env=environment(), cwd="/", stdout=subprocess.DEVNULL) as process:
+        try:
+            eventually((tmp_path / "log" / "default" / "log.json").exists)
+            source.raw(1).put(b"later", b"v")
+            written = source.cluster.pd.tso()
+            store = open_store(parse(log[1]))
+            eventually(lambda: LogArchive.open(store, "default").end_ts() > written)
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+    assert "features (1)" in succeed("log", "status", *log).out
+    restore = ("restore", "point", full, *log, "--pd", target.pd)
+    refused = tikv_br(*restore)
+    assert (refused.code, "has no keyspace features" in refused.err) == (2, True), refused.err
+    assert contents(target, 1) == {}
+    assert target.create_keyspace("features") == 2
+    succeed(*restore)
+    assert contents(target, 2) == ROWS | {b"later": b"v"}
+    assert contents(target, 1) == {}
+    (checkpoint,) = (tmp_path / "log" / "default" / "state").rglob("checkpoint-*.json")
+    assert '"keyspace":"features"' in checkpoint.read_text().replace(" ", "")

@@ -21,6 +21,24 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings
 
+KEYSPACES = tuple(
+    f"ks{each}={each}"
+    for each in (
+        *range(1, 40),
+        70,
+        77,
+        *range(100, 111),
+        *range(200, 212),
+        300,
+        400,
+        401,
+        *range(500, 504),
+        4242,
+        0xFFFFFF,
+    )
+)
+"""Keyspaces of the ids that tests use. Real PD chooses ids itself."""
+
 
 class LiveCluster(PlaygroundAdmin):
     """A running playground, its admin API, and a client of it. What it shares with real servers is in `ClusterContract`."""
@@ -149,6 +167,8 @@ def live_cluster(directory: Path, api_version: ApiVersion, **settings: object) -
         with real_cluster.POOL.lease(api_version, **settings) as real:
             yield real
         return
+    if api_version is ApiVersion.V2:
+        settings = {"keyspaces": KEYSPACES, **settings}
     settings = {"api_version": api_version.value, "keyspace_split_delay": 0.0, "balance": False, **settings}
     started = launcher.start(directory, settings, detached=False)
     try:

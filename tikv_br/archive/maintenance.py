@@ -35,6 +35,8 @@ class LogStatus:
     storage: str
     cluster_id: int
     keyspace_id: int
+    keyspace_name: str
+    """Empty = PD knew none, or it was not recorded."""
     ranges: tuple[str, ...]
     state: LogState
     start_ts: int
@@ -86,6 +88,7 @@ def status_of(archive: LogArchive, level: Literal["meta", "files", "data"] = "me
         storage=archive.store.location.redacted(),
         cluster_id=archive.description.cluster_id,
         keyspace_id=archive.description.keyspace_id,
+        keyspace_name=archive.description.keyspace_name,
         ranges=tuple(map(str, archive.description.ranges)),
         state=state_of(archive.store, archive.description.log_id),
         start_ts=archive.start_ts,

@@ -229,6 +229,8 @@ class Checkpoint:
     """Milliseconds since the epoch."""
     subject: str = ""
     """Description of source, range and sink, by which a restart with different options is detected."""
+    keyspace: str = field(default="", metadata=LATER)
+    """Name of the source's keyspace; empty = it has none, or it was not recorded."""
     missed: tuple[str, ...] = field(default=(), metadata=LATER)
     """Ingests whose rows the sink lacks, as they keep older timestamps."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import keyspace_codec, keyspaces_in
+from tikv_br.backupset.coverage import keyspace_codec, keyspaces_in, shown_keyspaces
 from tikv_br.backupset.files import FileEntry, FileKind, FilePair
 from tikv_br.backupset.identity import verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
@@ -197,19 +197,23 @@ def keyspaces_of(backup: BackupSet) -> tuple[int, ...]:
     return keyspaces_in(backup.api_version, backup.ranges)
 
 
-def keyspace_in(backup: BackupSet, given: str) -> int:
+def keyspace_in(backup: BackupSet, given: str, option: str = "--keyspace") -> int:
     """The id in a backup of a keyspace that is given by its id or its recorded name. Raises `UsageError`."""
     if given.isascii() and given.isdecimal():
         return int(given)
-    names = {} if backup.manifest is None else backup.manifest.description.names
+    names = _names(backup)
     found = next((id_ for id_, name in names.items() if name == given), None)
     if found is None:
         known = ", ".join(f"{name} ({id_})" for id_, name in names.items())
         raise UsageError(
-            f"--keyspace: the backup records no keyspace {given!r}{f', only {known}' if known else ', and no names'}",
+            f"{option}: the backup records no keyspace {given!r}{f', only {known}' if known else ', and no names'}",
             hint="Pass the id; `tikv-br show` prints the ids and names.",
         )
     return found
+
+
+def _names(backup: BackupSet) -> Mapping[int, str]:
+    return {} if backup.manifest is None else backup.manifest.description.names
 
 
 def chosen_codec(backup: BackupSet, keyspace: str) -> KeyCodec:
@@ -217,7 +221,8 @@ def chosen_codec(backup: BackupSet, keyspace: str) -> KeyCodec:
     ids = keyspaces_of(backup) or (0,)
     if not keyspace and len(ids) > 1:
         raise UsageError(
-            f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
+            f"the backup has several keyspaces: {shown_keyspaces(ids, [_names(backup).get(each, '') for each in ids])}",
+            hint="Choose one with --keyspace.",
         )
     number = keyspace_in(backup, keyspace) if keyspace else ids[0]
     return keyspace_codec(backup.api_version, number, "--keyspace", mode=backup.key_mode)

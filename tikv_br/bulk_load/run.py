@@ -19,6 +19,7 @@ from tikv_br.bulk_load.put import PutContext, put_steps
 from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.keyspaces import chosen_keyspace
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.run import abort_backup, open_temporary, remove_temporary, run_backup
 from tikv_br.errors import BackupPathInUse, StorageError, TikvBrError
@@ -166,7 +167,7 @@ def _check_staged(options: BulkLoadOptions, store: ObjectStore) -> None:
     """Raise `BackupPathInUse` if what is staged is no staging, or has rows of other keyspaces than the one of the load."""
     found = open_temporary(store)
     with Cluster.connect(options.cluster) as cluster:
-        codec = keyspace_codec(cluster.api_version, cluster.pd.keyspace_id(options.stage.keyspace), "--keyspace")
+        codec = keyspace_codec(cluster.api_version, chosen_keyspace(cluster, options.stage.keyspace), "--keyspace")
     if outside := next((each for each in found.ranges if gaps(each, [codec.rpc_range()])), None):
         raise BackupPathInUse(
             f"what is staged at {store.location} is not of this load: it has rows of {outside}",

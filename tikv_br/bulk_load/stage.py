@@ -22,6 +22,7 @@ from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, write_partition
 from tikv_br.bulk_load.partitioned import PartitionContext, choose_encoding, commit
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.keyspaces import chosen_keyspace
 from tikv_br.dataflow import path, steps
 from tikv_br.dataflow.engine import Engine
 from tikv_br.errors import UsageError
@@ -191,7 +192,7 @@ def check_cluster(context: StageContext) -> None:
             f"{flag}: the cluster of API {api_version.label} does not support TTLs",
             hint="Use a cluster with storage.enable-ttl or API V2, or leave it out.",
         )
-    keyspace_id = context.cluster.pd.keyspace_id(stage.keyspace)
+    keyspace_id = chosen_keyspace(context.cluster, stage.keyspace)
     choose_encoding(context, keyspace_codec(api_version, keyspace_id, "--keyspace"))
     context.engine = Engine("load", "rows come from an input", "driver", "its size and format decide", 1)
 

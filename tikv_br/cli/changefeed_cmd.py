@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.capture_cmd import GroupFlags, lag_of, show_processors
 from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
@@ -250,7 +251,7 @@ def _show(out: Output, state: GroupState, changefeed_id: str, now: float) -> Non
     rows = [
         *zip(COLUMNS, row, strict=True),
         ("checkpoint-ts", str(state.checkpoint_ts(info.id))),
-        ("keyspace", str(info.keyspace_id)),
+        ("keyspace", shown_keyspaces([info.keyspace_id], [info.keyspace_name])),
         ("created", show_time(info.created_ms)),
         ("start", show(info.start_key, KeyForm.RAW)),
         ("end", show(info.end_key, KeyForm.RAW)),
@@ -273,7 +274,9 @@ def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo, now: f
     out.result(
         "changefeed",
         {
-            **picked(info, "id", "error", "start_ts", "sink", "keyspace_id", "spans", "gc_ttl", "drop_ttls"),
+            **picked(
+                info, "id", "error", "start_ts", "sink", "keyspace_id", "keyspace_name", "spans", "gc_ttl", "drop_ttls"
+            ),
             **picked(info, "concurrency", "sorter_bytes", "hold_back_ms", "patience_ms", "backoff_ms", "batch_rows"),
             **picked(info, "rate_limit", "created_ms"),
             "state": _state(state, info),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, label, quote
 from tikv_br.cluster.timestamps import show_time, show_ts
 
@@ -25,7 +26,9 @@ def show_status(out: Output, found: LogStatus, level: str) -> None:
     """Write the status as of a `level` of checks."""
     fields = asdict(found)
     out.result("log_status", fields)
+    del fields["keyspace_name"]
     shown = fields | {
+        "keyspace_id": shown_keyspaces([found.keyspace_id], [found.keyspace_name]),
         "start_ts": show_ts(found.start_ts),
         "checkpoint_ts": show_ts(found.checkpoint_ts) if found.checkpoint_ts else "saved elsewhere",
         "end_ts": show_ts(found.end_ts),

@@ -246,6 +246,7 @@ def human_seconds(seconds: float) -> str:
 
 _LABELS = {
     "crc64xor": "checksum",
+    "keyspace_id": "keyspace",
     "total_kvs": "total-kv",
     "total_bytes": "total-kv-size",
     "backup_size": "backup-data-size",

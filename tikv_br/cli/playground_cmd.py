@@ -40,6 +40,9 @@ class PlaygroundFlags(DirectoryFlags):
     disconnect_delay: float | None = flag(
         None, "Delay before PD reports a dead store as Disconnected (default: 20s).", kind=kinds.TIME
     )
+    keyspaces: list[str] | None = flag(
+        None, "Keyspace to create, unless it exists (API V2; may be repeated).", "--keyspace", metavar="NAME[=ID]"
+    )
     keyspace_split_delay: float | None = flag(
         None, "Delay before PD pre-splits keyspaces (default: 3s).", kind=kinds.TIME
     )

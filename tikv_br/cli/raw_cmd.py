@@ -39,12 +39,13 @@ class RawFlags(shared.CommandFlags):
     def connected(self) -> Iterator[tuple[Cluster, RawClient]]:
         """The cluster and a client of the keyspace. Raises as `Cluster.connect`, and `UsageError`."""
         from tikv_br.cluster.cluster import Cluster
+        from tikv_br.cluster.keyspaces import chosen_keyspace
         from tikv_br.cluster.versions import RAW
 
         with Cluster.connect(self.cluster.config()) as cluster:
             cluster.require(RAW)
             try:
-                client = cluster.raw(cluster.pd.keyspace_id(self.keyspace))
+                client = cluster.raw(chosen_keyspace(cluster, self.keyspace))
             except UnsupportedFormat as error:
                 raise UsageError(f"--keyspace: {error}") from None
             yield cluster, client

@@ -18,7 +18,7 @@ from tikv_br.cli.output import KeyForm, Output, human_bytes, label, picked, quot
 from tikv_br.cli.point_flags import LogSourceFlags
 from tikv_br.cluster.timestamps import show_time, show_ts
 from tikv_br.errors import BackupDamaged, KeyNotFound, TikvBrError, UsageError
-from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyMode
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.text import format_key
 
 if TYPE_CHECKING:
@@ -193,11 +193,8 @@ def _write(out: Output, key: bytes, found: FoundValue, form: KeyForm) -> None:
 
 class FindFlags(backup_flags.IndexFlags, key_flags.KeyFormatFlags):
     key: str = argument(REQUIRED, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
-    keyspace: int | None = flag(
-        None,
-        "Keyspace of the key, by id; backups with several are skipped without it.",
-        limits=(0, MAX_KEYSPACE),
-        metavar="ID",
+    keyspace: str | None = flag(
+        None, "Keyspace of the key, by id or name; backups with several are skipped without it.", metavar="ID|NAME"
     )
 
 

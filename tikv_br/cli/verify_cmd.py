@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import backup_flags, shared
+from tikv_br.cli import backup_flags, key_flags, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed, reporting
 from tikv_br.cli.progress import progress_display
@@ -26,6 +26,12 @@ class VerifyFlags(backup_flags.ChosenBackupFlags):
         "files",
         "meta: metadata and file list. files: also file checksums. data: also every row. restore: compare the cluster at --pd with the "
         "backup by checksums (row by row: tikv-br diff --exact).",
+    )
+    range: key_flags.RangeOrPrefixFlags
+    to_keyspace: str = flag(
+        "",
+        "With --level restore: keyspace of the cluster, by id or name (API V2; default: the one with the same name as in the backup).",
+        metavar="ID|NAME",
     )
     subset: str = flag("100%", "Part of the files to check: 10%, or 3/10 (the third tenth).", metavar="N%|K/N")
     seed: int = shared.SEED("Seed that selects the files of --subset N%.")
@@ -49,6 +55,7 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
             storage=location,
             level=Level(flags.level),
             cluster=flags.cluster.config() if flags.level == "restore" else None,
+            span=flags.range.key_range(),
             subset=Subset.parse(flags.subset),
         )
         out = flags.out

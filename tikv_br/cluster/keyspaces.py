@@ -11,9 +11,31 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pd import PdClient
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import MAX_KEYSPACE
 from tikv_br.progress_events import Notice, Reporter
 
 DEFAULT = 0
+
+
+def chosen_keyspace(cluster: Cluster, given: str | int) -> int:
+    """The id of a keyspace that is given by its id or its name; ``""`` is the default one. A number is not looked up.
+
+    Raises `UsageError` if PD knows none of that id or name, `ClusterUnfit` for one of API V3.
+    """
+    if isinstance(given, int):
+        return given
+    found = cluster.pd.keyspace_id(given)
+    if given.isdecimal() and 0 < found <= MAX_KEYSPACE and keyspace_name_of(cluster, found) == "":
+        raise UsageError(
+            f"the cluster has no keyspace {found}",
+            hint="Create it in PD, or pass the name or the id of one that PD knows.",
+        )
+    return found
+
+
+def keyspace_name_of(cluster: Cluster, keyspace_id: int) -> str | None:
+    """As `PdClient.keyspace_name`; None also before API V2, which has no keyspaces."""
+    return cluster.pd.keyspace_name(keyspace_id) if cluster.api_version is ApiVersion.V2 else None
 
 
 def keyspace_names(cluster: Cluster, ids: Iterable[int]) -> dict[int, str]:
@@ -34,13 +56,18 @@ def matching_keyspace(pd: PdClient, keyspace_id: int, names: Mapping[int, str], 
     """The id in a cluster of a keyspace of a backup, a log or another cluster: the one of the same name.
 
     Without a recorded name, or if this PD cannot tell names, that of the same id. ``option`` chooses another one.
-    Raises `UsageError` if PD has none of that name.
+    Raises `UsageError` if PD has none of that name, or of that id without a name.
     """
     if keyspace_id == DEFAULT:
         return keyspace_id
     name, there = names.get(keyspace_id, ""), pd.keyspace_name(keyspace_id)
-    if there is None or there == name:
+    if there is None or there == name != "":
         return keyspace_id
+    if not (name or there):
+        raise UsageError(
+            f"the target has no keyspace {keyspace_id}, and the source records no name of it",
+            hint=f"Create it in PD, or choose another one with {option}.",
+        )
     if not name:
         reporter(
             Notice(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tikv_br.backupset.coverage import codec_of, describe_ranges, keyspace_codec, keyspaces_in, nothing_matched
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
-from tikv_br.cluster.keyspaces import keyspace_names, show_keyspace
+from tikv_br.cluster.keyspaces import chosen_keyspace, keyspace_names, show_keyspace
 from tikv_br.cluster.regions import RegionColumns
 from tikv_br.cluster.txnkv import first_txn_key, has_transactions
 from tikv_br.dataflow.options import BackupOptions
@@ -244,7 +244,5 @@ def _keyspaces(options: BackupOptions, cluster: Cluster) -> list[int]:
 
 
 def _keyspace(name: str, cluster: Cluster) -> int:
-    """The id, looked up in PD for a name. Raises `UsageError`."""
-    if not name.isdecimal():
-        return cluster.pd.keyspace_id(name)
-    return keyspace_codec(ApiVersion.V2, int(name), "--keyspace").keyspace_id
+    """The id, looked up in PD. Raises `UsageError`."""
+    return keyspace_codec(ApiVersion.V2, chosen_keyspace(cluster, name), "--keyspace").keyspace_id

@@ -14,7 +14,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of, keyspace_codec
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.identity import verify_file_identity
-from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.backupset.rows import keyspace_in, keyspaces_of
 from tikv_br.dataflow.read import StoredRows
 from tikv_br.datasource.options import CRYPTER_OPTIONS, KEY_OPTIONS, Options, use_this_python, with_hints
 from tikv_br.datasource.rows import FilterPushdown, check_schema, intersections, spark_batches, spark_schema
@@ -54,7 +54,7 @@ def _reader(given: Mapping[str, str]) -> BackupReader:
     options = Options(given, OPTIONS)
     extra = [column for option, column in (("ttl", "expire_ts"), ("ts", "ts")) if options.flag(option)]
     cls = BackupPushdownReader if options.flag("pushdown") else BackupReader
-    return cls(options.storage(), options.keyspace_id("a backup"), options.keys(), spark_schema(*extra))
+    return cls(options.storage(), options.text("keyspace"), options.keys(), spark_schema(*extra))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class BackupReader(DataSourceReader):
     """Reads the rows that were live when the backup was made. Picklable."""
 
     location: StorageLocation
-    keyspace_id: int | None
+    keyspace: str
+    """Id or recorded name; ``""`` = the only one."""
     ranges: tuple[KeyRange, ...]
     """Ranges of user keys."""
     schema: StructType
@@ -99,12 +100,12 @@ class BackupReader(DataSourceReader):
 
     def _codec(self, backup: BackupSet) -> KeyCodec:
         known = keyspaces_of(backup) or (0,)
-        if self.keyspace_id is None and len(known) > 1:
+        if not self.keyspace and len(known) > 1:
             raise UsageError(
                 f"{backup.store.location} has the keyspaces {', '.join(map(str, known))}",
-                hint="Pass option keyspace with the id of one.",
+                hint="Pass option keyspace with the id or name of one.",
             )
-        chosen = known[0] if self.keyspace_id is None else self.keyspace_id
+        chosen = keyspace_in(backup, self.keyspace, "option keyspace") if self.keyspace else known[0]
         codec = keyspace_codec(backup.api_version, chosen, "option keyspace", "Leave it out.")
         if chosen not in known:
             raise UsageError(

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from tikv_br.archive.log import LogArchive, LogSource, read_log_rows
+from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.dataflow.merge import file_sizes
@@ -51,7 +52,7 @@ def change_reader(given: Mapping[str, str]) -> ChangeReader:
     options = Options(given, OPTIONS)
     return ChangeReader(
         source=LogSource(options.storage("log"), options.text("log_id") or LOG_ID),
-        keyspace_id=options.keyspace_id("a log"),
+        keyspace=options.text("keyspace"),
         ranges=options.keys() if any(map(options.text, ("start", "end", "prefix"))) else None,
         starting_ts=options.ts("starting_ts"),
         allow_inexact=options.flag("allow_inexact"),
@@ -77,7 +78,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets and partitions are for the driver, where one instance serves a query. Picklable until it has read the log."""
 
     source: LogSource
-    keyspace_id: int | None
+    keyspace: str
     ranges: tuple[KeyRange, ...] | None
     """User keys; None = those of the log."""
     starting_ts: int | None
@@ -192,9 +193,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             known = (*self._archive.segments, *self._archive.replaced) if self._archive else ()
             archive = LogArchive.open(open_store(self.source.storage), self.source.id, known)
             self._refresh_at = began + max(REFRESH_SECONDS, 10 * (time.monotonic() - began))
-            if self.keyspace_id not in {None, archive.description.keyspace_id}:
+            found = archive.description
+            if self.keyspace not in {"", str(found.keyspace_id), found.keyspace_name}:
                 raise UsageError(
-                    f"{self._place} is of keyspace {archive.description.keyspace_id}, not {self.keyspace_id}",
+                    f"{self._place} is of keyspace {shown_keyspaces([found.keyspace_id], [found.keyspace_name])}, not {self.keyspace}",
                     hint="Leave option keyspace out, or pass the log of that keyspace.",
                 )
             archive.check(self._spans(archive), archive.start_ts, archive.start_ts)  # whether it has these keys

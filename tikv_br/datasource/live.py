@@ -21,6 +21,7 @@ from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.bulk_load.runs import RunsOptions
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.keyspaces import chosen_keyspace
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.cluster.versions import RAW, WRITES
 from tikv_br.dataflow.plan import plan_intervals
@@ -149,7 +150,7 @@ def _reader(given: Mapping[str, str]) -> TikvReader:
 def _codec(cluster: Cluster, keyspace: str) -> KeyCodec:
     """The codec of a keyspace by id or name. Raises `UsageError` if there is no such keyspace."""
     hint = "Pass the id or name of a keyspace of the cluster."
-    return keyspace_codec(cluster.api_version, cluster.pd.keyspace_id(keyspace), "option keyspace", hint)
+    return keyspace_codec(cluster.api_version, chosen_keyspace(cluster, keyspace), "option keyspace", hint)
 
 
 @dataclass(frozen=True)

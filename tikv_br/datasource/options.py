@@ -80,13 +80,6 @@ class Options:
             raise UsageError(f"option {name} is {text!r}", hint="Pass a whole number above 0.")
         return int(text)
 
-    def keyspace_id(self, source: str) -> int | None:
-        """The id of the keyspace in ``source``, which knows no names; None if it was not passed."""
-        text = self.text("keyspace")
-        if text and not (text.isascii() and text.isdigit()):
-            raise UsageError(f"option keyspace is {text!r}", hint=f"Pass its id: {source} does not know names.")
-        return int(text) if text else None
-
     def keys(self) -> tuple[KeyRange, ...]:
         """The user keys that ``start``, ``end`` and ``prefix`` select: one range, whose empty end is no end, or none."""
         start, end, prefix = (self._key(name) for name in ("start", "end", "prefix"))

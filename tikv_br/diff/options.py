@@ -15,8 +15,8 @@ class ClusterChoice:
     """A keyspace of a cluster."""
 
     config: ClusterConfig
-    keyspace: str = ""
-    """Id or name; ``""`` = the default keyspace for A, the keyspace with A's id for B."""
+    keyspace: str | int = ""
+    """Id or name; ``""`` = the default keyspace for A, that of A's name for B. A number is not looked up in PD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class BackupChoice:
 
     storage: StorageLocation
     keyspace: str = ""
-    """Id; ``""`` = the backup's only keyspace."""
+    """Id or name; ``""`` = the backup's only keyspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DiffOptions(ExecutorOptions):
     @property
     def has_choice(self) -> bool:
         """Return whether a range or a keyspace was requested."""
-        return bool(self.span != EVERY_KEY or self.a.keyspace or self.b.keyspace)
+        return bool(self.span != EVERY_KEY or self.a.keyspace != "" or self.b.keyspace != "")
 
     @property
     def where(self) -> ExecutorOptions:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import keyspace_codec
+from tikv_br.backupset.coverage import keyspace_codec, shown_keyspaces
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import chosen_codec
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.keyspaces import chosen_keyspace, keyspace_names
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.compare.report import Meter
 from tikv_br.compare.sides import ClusterSide
@@ -34,6 +35,7 @@ class ClusterPlace:
 
     config: ClusterConfig
     codec: KeyCodec
+    keyspace_name: str = ""
 
     def side(self, clusters: ClusterPool, meter: Meter) -> ClusterSide:
         """Connect to it; ``meter`` counts the requests."""
@@ -53,7 +55,7 @@ class ClusterPlace:
         return columns.records(rows["key"], rows["value"], expire_ts=expire_ts).filter(pa.array(there))
 
     def __str__(self) -> str:
-        return f"cluster {','.join(self.config.pd)} (API {_label(self.codec)})"
+        return f"cluster {','.join(self.config.pd)} (API {_label(self.codec, self.keyspace_name)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,10 @@ class BackupPlace:
 
     store: ObjectStore
     codec: KeyCodec
+    keyspace_name: str = ""
 
     def __str__(self) -> str:
-        return f"backup {self.store.location} (API {_label(self.codec)})"
+        return f"backup {self.store.location} (API {_label(self.codec, self.keyspace_name)})"
 
 
 class Unit(NamedTuple):
@@ -83,19 +86,22 @@ def find_cluster(clusters: ClusterPool, choice: ClusterChoice, flag: str, report
     cluster = clusters.get(choice.config)
     info = cluster.info(reporter)
     cluster.require(versions.CHECKSUMS)
-    keyspace_id = cluster.pd.keyspace_id(choice.keyspace)
-    return ClusterPlace(choice.config, keyspace_codec(info.api_version, keyspace_id, flag))
+    keyspace_id = chosen_keyspace(cluster, choice.keyspace)
+    codec = keyspace_codec(info.api_version, keyspace_id, flag)
+    return ClusterPlace(choice.config, codec, keyspace_names(cluster, [keyspace_id]).get(keyspace_id, ""))
 
 
 def find_backup(choice: BackupChoice) -> tuple[BackupPlace, BackupSet]:
     """The place of a backup, and the backup. Raises `BackupSetError`, `StorageError`, `UsageError`."""
     backup = BackupSet.open(open_store(choice.storage))
     backup.require_full()
-    return BackupPlace(backup.store, chosen_codec(backup, choice.keyspace)), backup
+    codec = chosen_codec(backup, choice.keyspace)
+    names = {} if backup.manifest is None else backup.manifest.description.names
+    return BackupPlace(backup.store, codec, names.get(codec.keyspace_id, "")), backup
 
 
-def _label(codec: KeyCodec) -> str:
-    keyspace = f", keyspace {codec.keyspace_id}" if codec.keyspace_id else ""
+def _label(codec: KeyCodec, name: str) -> str:
+    keyspace = f", keyspace {shown_keyspaces([codec.keyspace_id], [name])}" if codec.keyspace_id else ""
     return f"{codec.api_version.label}{keyspace}"
 
 

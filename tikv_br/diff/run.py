@@ -58,7 +58,7 @@ def find_sides(context: DiffContext) -> None:
         context.a, context.backup = find_backup(options.a)
     else:
         context.a = find_cluster(context.clusters, options.a, "--keyspace", context.reporter)
-    other = options.b if options.b.keyspace else replace(options.b, keyspace=_same_keyspace(context))
+    other = options.b if options.b.keyspace != "" else replace(options.b, keyspace=_same_keyspace(context))
     context.b = find_cluster(context.clusters, other, "--other-keyspace", context.reporter)
     if isinstance(context.a, ClusterPlace):
         clusters = [context.clusters.get(place.config) for place in (context.a, context.b)]
@@ -73,11 +73,11 @@ def find_sides(context: DiffContext) -> None:
     context.reporter(Notice(f"B: {context.b}"))
 
 
-def _same_keyspace(context: DiffContext) -> str:
+def _same_keyspace(context: DiffContext) -> int:
     """The id in B's cluster of the keyspace of A, by its name. Raises `UsageError` if there is none."""
     keyspace_id, target = context.a.codec.keyspace_id, context.clusters.get(context.options.b.config)
     if not keyspace_id or target.api_version is not ApiVersion.V2:
-        return str(keyspace_id or "")
+        return keyspace_id
     if isinstance(context.a, ClusterPlace):
         names = keyspace_names(context.clusters.get(context.a.config), [keyspace_id])
     else:
@@ -86,7 +86,7 @@ def _same_keyspace(context: DiffContext) -> str:
             if context.backup is None or context.backup.manifest is None
             else context.backup.manifest.description.names
         )
-    return str(matching_keyspace(target.pd, keyspace_id, names, "--other-keyspace", context.reporter))
+    return matching_keyspace(target.pd, keyspace_id, names, "--other-keyspace", context.reporter)
 
 
 def plan_ranges(context: DiffContext) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.keyspaces import chosen_keyspace
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffResult, diff
@@ -102,4 +103,4 @@ def _digest(value: bytes | None) -> bytes | None:
 
 def _raw(clusters: ClusterPool, side: ClusterChoice) -> RawClient:
     cluster = clusters.get(side.config)
-    return cluster.raw(cluster.pd.keyspace_id(side.keyspace))
+    return cluster.raw(chosen_keyspace(cluster, side.keyspace))

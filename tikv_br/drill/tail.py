@@ -260,8 +260,8 @@ class SafePointRemover:
 
 
 def diff_options(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
-    source = ClusterChoice(plan.source, str(followed.keyspace))
-    target = ClusterChoice(plan.target, str(followed.target_keyspace))
+    source = ClusterChoice(plan.source, followed.keyspace)
+    target = ClusterChoice(plan.target, followed.target_keyspace)
     return DiffOptions(source, target, followed.span, allow_empty=True, executor="driver")
 
 
@@ -269,11 +269,11 @@ def _sync_options(plan: TailPlan, followed: FollowedRange, name: str) -> SyncOpt
     return SyncOptions(
         changefeed_id=name,
         source=plan.source,
-        target=TikvTarget(plan.target.pd, str(followed.target_keyspace)),
+        target=TikvTarget(plan.target.pd, followed.target_keyspace),
         state=plan.state,
         scratch=plan.options.scratch,
         start=FromBackup(plan.backup),
-        keyspace=str(followed.keyspace),
+        keyspace=followed.keyspace,
         span=followed.span,
         gc_ttl=GC_TTL,
         feed=plan.options.feed,

@@ -13,6 +13,7 @@ from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.keyspaces import chosen_keyspace
 from tikv_br.cluster.marks import Mark, Marks, new_secret
 from tikv_br.drill.ledger import Creation, EntryKind, OwnedRows
 from tikv_br.errors import (
@@ -144,7 +145,7 @@ class ClusterTarget:
 
     def _keyspace_id(self, cluster: Cluster) -> int | None:
         """Return the keyspace's id in PD; None = the whole cluster."""
-        return cluster.pd.keyspace_id(self.keyspace) if self.keyspace else None
+        return chosen_keyspace(cluster, self.keyspace) if self.keyspace else None
 
     def _check_not_source(self, backup: BackupSet, cluster_id: int, keyspace: int | None) -> None:
         if cluster_id != backup.cluster_id:

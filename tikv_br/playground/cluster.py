@@ -83,7 +83,7 @@ class Playground:
             sizes=self.sizes,
             tso=self.tso,
             gc=GcState(self.engine, barriers=settings.gc_barriers or settings.release.has_barriers),
-            keyspaces=Keyspaces(self.engine),
+            keyspaces=Keyspaces(self.engine, settings.keyspaces),
             etcd=EtcdState(self.engine),
             nodes=self.nodes,
         )

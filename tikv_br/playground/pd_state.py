@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from tikv_br.cluster.pb import metapb_pb2, pdpb_pb2
@@ -35,13 +36,17 @@ class KeyspaceRecord:
 class Keyspaces:
     """All keyspaces by name. Thread-safe."""
 
-    def __init__(self, engine: RocksEngine) -> None:
+    def __init__(self, engine: RocksEngine, wanted: Iterable[str] = ()) -> None:
+        """``wanted``: see `Settings.keyspaces`."""
         self._engine = engine
         self._lock = threading.Lock()
         saved = json.loads(engine.get_meta(_KEYSPACES_RECORD) or b"[]")
         self._by_name = {each["name"]: KeyspaceRecord(**each) for each in saved}
         if not self._by_name:
             self._add("DEFAULT")
+        for name, _, keyspace_id in (each.partition("=") for each in wanted):
+            if name not in self._by_name:
+                self._add(name, int(keyspace_id) if keyspace_id else None)
 
     def load(self, name: str) -> KeyspaceRecord | None:
         with self._lock:
@@ -58,9 +63,11 @@ class Keyspaces:
                 raise PlaygroundError(f"keyspace {name} exists already")
             return self._add(name)
 
-    def _add(self, name: str) -> KeyspaceRecord:
-        next_id = max((keyspace.id for keyspace in self._by_name.values()), default=-1) + 1
-        self._by_name[name] = KeyspaceRecord(next_id, name, int(time.time()))
+    def _add(self, name: str, keyspace_id: int | None = None) -> KeyspaceRecord:
+        if keyspace_id is None:
+            used = {keyspace.id for keyspace in self._by_name.values()}
+            keyspace_id = next(each for each in count() if each not in used)
+        self._by_name[name] = KeyspaceRecord(keyspace_id, name, int(time.time()))
         record = json.dumps([asdict(keyspace) for keyspace in self._by_name.values()])
         self._engine.put_meta({_KEYSPACES_RECORD: record.encode()})
         return self._by_name[name]

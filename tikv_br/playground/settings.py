@@ -59,6 +59,8 @@ class Settings:
     region_split_size: int = 256 << 20
     keyspace_split_delay: float = 3.0
     """Delay after bootstrap before PD splits a new cluster at the bounds of keyspace 0."""
+    keyspaces: tuple[str, ...] = ()
+    """Names of keyspaces to create at a start, unless they exist; ``NAME=ID`` also has an id, as a recording needs it."""
     election_timeout: float = 10.0
     """Delay before the regions of a dead store get new leaders."""
     disconnect_delay: float = 20.0

@@ -17,7 +17,7 @@ from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import keyspace_in
 from tikv_br.cluster import versions
-from tikv_br.cluster.keyspaces import matching_keyspace
+from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
 from tikv_br.errors import (
     BackupUnsupported,
     LeaseHeld,
@@ -118,7 +118,7 @@ def _moved_to(context: RestoreContext) -> KeyCodec | None:
     """The keyspace to move to, by id or by name, or the keys of a cluster without keyspaces; None = keys stay as they are."""
     wanted, target = context.options.to_keyspace, context.codec
     if wanted:
-        keyspace_id = context.cluster.pd.keyspace_id(wanted)
+        keyspace_id = chosen_keyspace(context.cluster, wanted)
         return keyspace_codec(target.api_version, keyspace_id, "--to-keyspace", mode=target.mode)
     if target.api_version is context.backup.api_version:
         return None

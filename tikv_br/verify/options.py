@@ -13,6 +13,7 @@ from fractions import Fraction
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorOptions
 
@@ -89,6 +90,10 @@ class VerifyOptions(ExecutorOptions):
     level: Level = Level.FILES
     cluster: ClusterConfig | None = None
     """Required for `Level.RESTORE`."""
+    to_keyspace: str = ""
+    """Id or name of the cluster's keyspace (API V2), for `Level.RESTORE`; ``""`` = the one with the same name as in the backup."""
+    span: KeyRange = EVERY_KEY
+    """User keys to verify at the levels above `Level.META`: files that have none of them are not read."""
     subset: Subset = field(default_factory=Subset)
     """Files to verify at the levels above `Level.META`."""
     seed: int = 0

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import codec_of, keyspace_codec
 from tikv_br.backupset.files import FileEntry, FilePair
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
 from tikv_br.compare.files import FilePart
 from tikv_br.errors import (
     BackupDamaged,
     BackupSetError,
     UsageError,
 )
-from tikv_br.formats.keys.codec import KeyMode
-from tikv_br.formats.keys.ranges import KeyRange, subtract
+from tikv_br.formats.keys.codec import KeyCodec, KeyMode
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, intersection, subtract
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.open import open_store
@@ -38,17 +42,32 @@ def check_options(options: VerifyOptions) -> None:
         raise UsageError("--subset cannot be used at level meta, which reads no files")
     if options.level is Level.RESTORE and options.cluster is None:
         raise UsageError("level restore compares the backup with a cluster: pass --pd")
+    if options.level is Level.META and options.span != EVERY_KEY:
+        raise UsageError("--prefix and --range cannot be used at level meta, which reads no files")
+    if options.level is not Level.RESTORE and options.to_keyspace:
+        raise UsageError("--to-keyspace needs --level restore, which compares a cluster")
     options.check_executor()
 
 
+class ComparedRange(NamedTuple):
+    """A range of the backup, and the keys that its rows have in the cluster."""
+
+    span: KeyRange
+    rewrite: Rewrite = UNCHANGED
+
+
 def compare_tasks(
-    ranges: Sequence[KeyRange], pairs: Sequence[FilePair], chosen: Sequence[FilePair]
+    ranges: Sequence[ComparedRange], chosen: Sequence[FilePair], *, with_gaps: bool
 ) -> list[FilePart | KeyRange]:
-    """Return the parts to compare: the chosen files and, if all files are chosen, the ranges without a file."""
-    found = [FilePart(pair.file, pair.file.key_range, values=pair.values) for pair in chosen]
-    if len(chosen) < len(pairs):
-        return [*found]
-    return [*found, *subtract(ranges, [pair.file.key_range for pair in pairs])]
+    """The parts of the chosen files to compare and, if all files are chosen, the cluster's ranges without a file."""
+    found = [
+        FilePart(pair.file, span, each.rewrite, pair.values)
+        for pair in chosen
+        for each in ranges
+        if not (span := intersection(pair.file.key_range, each.span)).is_empty
+    ]
+    gaps = subtract([each.rewrite.range(each.span) for each in ranges], [part.target for part in found])
+    return [*found, *gaps] if with_gaps else [*found]
 
 
 def choose_executor(options: VerifyOptions, work_bytes: int) -> ExecutorOptions:
@@ -74,6 +93,8 @@ class VerifyContext:
     """Files that exist with the recorded size."""
     parts: list[FilePair] = field(default_factory=list)
     """Files among `present` to read; a file without the other one of its part is a part of its own."""
+    wanted: list[ComparedRange] = field(default_factory=list)
+    """What to compare with the cluster, at level restore."""
     foreign: list[str] = field(default_factory=list)
     """Objects at the path that no record names."""
     findings: list[Finding] = field(default_factory=list)
@@ -151,9 +172,24 @@ def list_objects(context: VerifyContext) -> None:
         context.reporter(Notice(f"{len(context.foreign) - FOREIGN_NOTES} more objects do not belong to the backup"))
 
 
+def wanted_pairs(context: VerifyContext) -> list[FilePair]:
+    """The files with keys of the wanted range."""
+    backup, span = context.backup, context.options.span
+    if span == EVERY_KEY:
+        return list(backup.pairs)
+    found = []
+    for pair in backup.pairs:
+        keys = pair.file.key_range
+        codec = codec_of(backup.api_version, keys, backup.key_mode)
+        if not intersection(keys, codec.rpc_range(span)).is_empty:
+            found.append(pair)
+    return found
+
+
 def choose_files(context: VerifyContext) -> None:
     """Choose the files to read; missing files and those of another size are findings already."""
-    options, pairs, present = context.options, context.backup.pairs, set(context.present)
+    options, present = context.options, set(context.present)
+    pairs = wanted_pairs(context)
     wanted = set(options.subset.choose([pair.file for pair in pairs], options.seed))
     for pair in pairs:
         if pair.file in wanted:
@@ -188,20 +224,45 @@ def check_files(context: VerifyContext) -> None:
 
 
 def check_fit(context: VerifyContext) -> None:
-    """Check that the cluster has the backup's encoding and supports checksums."""
+    """Check that the cluster has the backup's encoding and supports checksums, and find its keyspaces."""
     context.backup.require_full()
     cluster = context.clusters.get(context.cluster)
     cluster.info(context.reporter).require_encoding(context.backup.api_version)
     if context.backup.key_mode is KeyMode.RAW:
         cluster.require(versions.CHECKSUMS)
+    for whole in context.backup.ranges:
+        source = context.backup.codec_of(whole)
+        if not (span := intersection(whole, source.rpc_range(context.options.span))).is_empty:
+            rewrite = (
+                Rewrite.of(source, b"", target, b"") if (target := _target(context, source)) != source else UNCHANGED
+            )
+            context.wanted.append(ComparedRange(span, rewrite))
+    if context.options.to_keyspace and len({each.rewrite.old for each in context.wanted}) > 1:
+        raise UsageError("--to-keyspace: the backup has several keyspaces, which cannot be in one")
+
+
+def _target(context: VerifyContext, source: KeyCodec) -> KeyCodec:
+    """The cluster's keyspace of a keyspace of the backup. Raises `UsageError`."""
+    cluster, chosen = context.clusters.get(context.cluster), context.options.to_keyspace
+    if chosen:
+        return keyspace_codec(source.api_version, chosen_keyspace(cluster, chosen), "--to-keyspace", mode=source.mode)
+    if not source.is_v2:
+        return source
+    names = {} if context.backup.manifest is None else context.backup.manifest.description.names
+    return KeyCodec(
+        source.api_version,
+        matching_keyspace(cluster.pd, source.keyspace_id, names, "--to-keyspace", context.reporter),
+        source.mode,
+    )
 
 
 def compare(context: VerifyContext) -> None:
     """Compare the cluster's checksums with the backup's."""
     backup = context.backup
     job = CompareJob(context.cluster, backup.store, backup.api_version, backup.key_mode, backup.expiry_recorded)
-    pairs, present = backup.pairs, set(context.parts)
-    tasks = compare_tasks(backup.ranges, pairs, [pair for pair in pairs if pair in present])
+    pairs, present = wanted_pairs(context), set(context.parts)
+    chosen = [pair for pair in pairs if pair in present]
+    tasks = compare_tasks(context.wanted, chosen, with_gaps=len(chosen) == len(pairs))
     where = choose_executor(context.options, 0)
     context.executor = where.executor
     context.session_seconds = run_tasks(

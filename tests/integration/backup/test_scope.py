@@ -180,7 +180,7 @@ def test_rows_that_a_backup_leaves_out(targets: Clusters, options: Options) -> N
     [(message, is_warning)] = warnings()
     assert is_warning
     assert re.search(
-        rf"leaves out: billing \({billing}\), about [\d,]+ rows, 8(, about [\d,]+ rows?)?; --keyspace", message
+        rf"leaves out: ks8 \(8\), about [\d,]+ rows, billing \({billing}\)(, about [\d,]+ rows?)?; --keyspace", message
     )
     [(message, is_warning)] = warnings(keyspaces=("billing",))
     assert not is_warning

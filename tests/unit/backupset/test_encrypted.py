@@ -179,7 +179,7 @@ def test_readers_of_rows_refuse_plain_text_and_forged_backups(tmp_path: Path) ->
     for name in ("plain", "forged"):
         location = store_at(tmp_path / name).location
         for read in (
-            BackupReader(location, None, (), StructType()).partitions,
+            BackupReader(location, "", (), StructType()).partitions,
             partial(MergeSources.open, location, None),
             partial(find_backup, BackupChoice(location)),
         ):

@@ -298,7 +298,7 @@ def test_lost_changes_are_errors(log: Log, tmp_path: Path) -> None:
         ({"starting_ts": "2030-01-01T00:00:00Z"}, "has changes from 1000"),
         ({"starting_ts": "the other day"}, "is not a time"),
         ({"keyspace": "8"}, "is of keyspace 7, not 8"),
-        ({"keyspace": "orders"}, "a log does not know names"),
+        ({"keyspace": "orders"}, "is of keyspace 7, not orders"),
         ({"prefix": "zz"}, "does not contain the keys"),
         ({"log_id": "west"}, "there is no log west"),
         ({"pd": "127.0.0.1:1"}, "unknown option 'pd'"),

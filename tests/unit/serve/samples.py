@@ -93,6 +93,7 @@ def log_status(name: str = "default", lag: float = 31.4, **changes: object) -> L
         storage="s3://backups/log?endpoint=https%3A%2F%2Fs3.example.com&region=eu-1",
         cluster_id=CLUSTER,
         keyspace_id=0,
+        keyspace_name="",
         ranges=("-",),
         state=LogState.ACTIVE,
         start_ts=compose(start),

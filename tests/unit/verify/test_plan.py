@@ -9,11 +9,14 @@ import pytest
 from tikv_br.backupset.files import FileEntry, FilePair
 from tikv_br.compare.files import FilePart
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.rewrite import Rewrite
 from tikv_br.storage.url import parse
 from tikv_br.tasks.executor import ExecutorChoice
 from tikv_br.verify.options import Level, Subset, VerifyOptions
-from tikv_br.verify.steps import SPARK_BYTES, check_options, choose_executor, compare_tasks
+from tikv_br.verify.steps import SPARK_BYTES, ComparedRange, check_options, choose_executor, compare_tasks
 
 OPTIONS = VerifyOptions(storage=parse("/backup"))
 
@@ -26,7 +29,7 @@ def file(start: bytes, end: bytes) -> FileEntry:
 def test_every_key_of_the_ranges_is_asked_for_once() -> None:
     """Files and the holes between them make up the ranges: a row where the backup has none is a difference, too."""
     pairs = [FilePair(file(b"b", b"c")), FilePair(file(b"d", b""), file(b"d", b""))]
-    found = compare_tasks([KeyRange(b"", b"")], pairs, pairs)
+    found = compare_tasks([ComparedRange(KeyRange(b"", b""))], pairs, with_gaps=True)
     parts = [FilePart(pair.file, pair.file.key_range, values=pair.values) for pair in pairs]
     assert found == [*parts, KeyRange(b"", b"b"), KeyRange(b"c", b"d")]
 
@@ -34,7 +37,20 @@ def test_every_key_of_the_ranges_is_asked_for_once() -> None:
 def test_a_subset_asks_for_its_files_only() -> None:
     """Files outside the subset are no hole."""
     pairs = [FilePair(file(b"b", b"c")), FilePair(file(b"d", b""))]
-    assert compare_tasks([KeyRange(b"", b"")], pairs, pairs[:1]) == [FilePart(pairs[0].file, pairs[0].file.key_range)]
+    found = compare_tasks([ComparedRange(KeyRange(b"", b""))], pairs[:1], with_gaps=False)
+    assert found == [FilePart(pairs[0].file, pairs[0].file.key_range)]
+
+
+def test_a_range_in_another_keyspace_is_compared_there() -> None:
+    """Also the holes between its files, and only of the range: what lies beside it in the cluster is not looked at."""
+    source, target = KeyCodec(ApiVersion.V2, 1), KeyCodec(ApiVersion.V2, 2)
+    rewrite, span = Rewrite.of(source, b"", target, b""), source.rpc_range(KeyRange(b"a", b"m"))
+    pair = FilePair(file(source.rpc_key(b"c"), source.rpc_key(b"z")))
+    found = compare_tasks([ComparedRange(span, rewrite)], [pair], with_gaps=True)
+    assert found == [
+        FilePart(pair.file, source.rpc_range(KeyRange(b"c", b"m")), rewrite),
+        target.rpc_range(KeyRange(b"a", b"c")),
+    ]
 
 
 @pytest.mark.parametrize(
