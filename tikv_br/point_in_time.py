@@ -6,6 +6,7 @@ Both parts resume: killed at any moment, the same command continues. The tempora
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -95,7 +96,7 @@ def restore_to_point(
     `OutsideRestoreWindow`, `LogDamaged`, and errors of a target that is away or of another API version are raised before anything
     is written. A dry run reads the records of backups and log, plans the merge, and checks that the target is empty.
     """
-    wanted = options.restore
+    wanted, began = options.restore, time.monotonic()
     sources = MergeSources.open(wanted.storage, options.log)
     window = sources.window(allow_inexact=options.allow_inexact)
     ts = options.ts or window[1]
@@ -137,6 +138,7 @@ def restore_to_point(
     backup = BackupSet.open(store)
     restored = restore(replace(wanted, storage=work), reporter, on_plan)
     remove_temporary(store)
+    restored = replace(restored, seconds=round(time.monotonic() - began, 3))  # with the merge
     return PointSummary(backup.backup_ts, uncertainty, window, sources.urls, report, restored)
 
 

@@ -34,7 +34,7 @@ from tikv_br.records import dump
 
 
 def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start, sink: SinkOptions) -> ChangefeedInfo:
-    """Complete a changefeed with its keyspace id, start-ts and sink; waits until the sink answers.
+    """Complete a changefeed with its keyspace id, start-ts and sink; tries for `CREATE_PATIENCE` to reach the sink.
 
     Raises `UsageError`, `ClusterUnfit` for a source without a feed, `SafePointError`, other `ClusterError`, `StorageError`,
     `BackupSetError` for a backup to start from.
@@ -45,7 +45,8 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
     target = parse(asked.sink)
     check_has_feed(source, writes_log=isinstance(target, LogTarget))
     with ExitStack() as stack:
-        retries = ReplicateOptions(patience=info.patience_ms / 1000, longest_wait=info.backoff_ms / 1000)
+        patience = min(info.patience_ms / 1000, CREATE_PATIENCE)
+        retries = ReplicateOptions(patience=patience, longest_wait=info.backoff_ms / 1000)
         opened = wait_for_sink(stack, target, origin, sink, retries)
         place = info.place if opened is None else opened.place
         start_ts = resolve(start, source, info.range, writes_log=isinstance(target, LogTarget))
@@ -67,6 +68,8 @@ def moved(info: ChangefeedInfo, url: str, source: Cluster, sink: SinkOptions) ->
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+CREATE_PATIENCE = 5.0
+"""Seconds for which the creation of a changefeed tries to reach its sink: somebody waits. One try takes up to 10 s."""
 REMOVAL_SECONDS = 120.0
 """Default time that a removal waits for the captures to stop."""
 

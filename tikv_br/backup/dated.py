@@ -97,7 +97,7 @@ def dated_location(
         if now_ms - last.started_ms < RESUMED_FOR * 1000:
             reporter(Notice(f"{found} holds an unfinished backup of the last hours: it is continued"))
             return found
-        reporter(Notice(f"{found} holds an unfinished backup, too old to continue; `tikv-br abort` removes it"))
+        reporter(Notice(f"{found} holds an unfinished backup, too old to continue; `tikv-br backup abort` removes it"))
     name = _filled(place.path, subject, now_ms)
     if not dry_run:
         write_record(root, note, LastRun(name, now_ms))

@@ -103,7 +103,7 @@ class BackupWriter:
         if exists(self._store, layout.META):
             raise BackupPathInUse(
                 f"{self._store.location} holds a complete backup, which is not removed",
-                hint="`tikv-br delete` removes a complete backup.",
+                hint="`tikv-br backup delete` removes a complete backup.",
             )
         if run_record.path_state(self._store) is run_record.PathState.FREE:
             return 0

@@ -134,7 +134,7 @@ class Index:
                 return each
         raise BackupNotFound(
             f"the index at {self.root.location} has no backup at {path}",
-            hint="`tikv-br list --rebuild` adds a complete backup to the index; `tikv-br abort` removes an unfinished one.",
+            hint="`tikv-br list --rebuild` adds a complete backup to the index; `tikv-br backup abort` removes an unfinished one.",
         )
 
     def _newest(self, until_ts: int) -> ListedBackup:

@@ -231,7 +231,9 @@ class PathLease:
                 lease = read_number(self._store, number)
                 if lease.token != self._lease.token:  # else the answer to an earlier renewal got lost
                     self._set_lost(
-                        "it was broken by `tikv-br unlock`" if not lease.expires_ms else f"it was taken over by {lease}"
+                        "it was broken by `tikv-br backup unlock`"
+                        if not lease.expires_ms
+                        else f"it was taken over by {lease}"
                     )
                     return
             if not self._is_there():  # another run held the path in between, and has released it

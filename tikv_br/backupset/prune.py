@@ -40,7 +40,7 @@ def check_deletable(index: Index, listed: ListedBackup) -> None:
     """Raise `UsageError` if the backup is pinned, or if others in the index continue it."""
     entry = listed.entry
     if listed.pinned:
-        raise UsageError(f"backup {entry.id} is pinned", hint=f"Run `tikv-br unpin {entry.id}` first.")
+        raise UsageError(f"backup {entry.id} is pinned", hint=f"Run `tikv-br backup unpin {entry.id}` first.")
     every = index.read()
     parents = _parents(every)
     children = [each.entry for each in every if parents[each.entry.id] == entry.id]
@@ -59,7 +59,9 @@ def delete(index: Index, listed: ListedBackup) -> None:
     unfinished = _trusted(index.read(), interrupted_removals(index), frozenset())
     unfinished = [removal for removal in unfinished if removal.id == entry.id]
     if not any(finish_removal(index, removal) for removal in unfinished) and not remove(index, entry):
-        raise UsageError(f"backup {entry.id} was pinned in the meantime", hint=f"Run `tikv-br unpin {entry.id}` first.")
+        raise UsageError(
+            f"backup {entry.id} was pinned in the meantime", hint=f"Run `tikv-br backup unpin {entry.id}` first."
+        )
     index.refresh()
 
 

@@ -26,9 +26,9 @@ Modules, in reading order:
 - log: the log on stderr or in a file
 - progress: progress displays
 - backup_cmd, restore_cmd, verify_cmd, diff_cmd, check_cmd: the commands of those names; summaries: what backups and restores show
-- backups_cmd: ``list``, ``pin``, ``unpin``, ``abort`` and ``unlock``; prune_cmd: ``prune`` and ``delete``; show_cmd: ``show`` and ``cat``
+- backups_cmd: ``list`` and ``backup pin``, ``unpin``, ``abort``, ``unlock``; prune_cmd: ``prune`` and ``backup delete``; show_cmd: ``show`` and ``cat``
 - sync_flags: flags of syncs, captures and changefeeds; status_flags: flags of the status that they serve
 - sync_view: status of running syncs; log_view: status, segments and changes of a log archive
-- sync_cmd, log_cmd, changefeed_cmd, capture_cmd (with ``processor``)
+- sync_cmd, log_cmd, changefeed_cmd, capture_cmd (``changefeed capture``)
 - drill_cmd (with drill_flags), raw_cmd, playground_cmd, config_cmd (with ``version``)
 """

@@ -1,4 +1,4 @@
-"""Commands on stored backups: ``tikv-br list``, ``pin``, ``unpin``, ``abort`` and ``unlock``."""
+"""``tikv-br list``, and ``backup pin``, ``unpin``, ``abort`` and ``unlock``."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class IdFlags(backup_flags.IndexFlags):
     )
 
 
-@command("pin", example="--storage s3://backups 3fa2")
+@command("backup pin", former="pin", example="--storage s3://backups 3fa2")
 def pin(flags: IdFlags) -> None:
     """Protect a backup from prune."""
     entry = flags.index.find(flags.backup_id).entry
@@ -127,7 +127,7 @@ def pin(flags: IdFlags) -> None:
     flags.out.result("pin", {"id": entry.id, "path": entry.path, "pinned": True}, f"{entry.id} is pinned")
 
 
-@command("unpin", example="--storage s3://backups 3fa2")
+@command("backup unpin", former="unpin", example="--storage s3://backups 3fa2")
 def unpin(flags: IdFlags) -> None:
     """Allow prune to remove a pinned backup again."""
     entry = flags.index.find(flags.backup_id).entry
@@ -149,7 +149,7 @@ class AbortFlags(backup_flags.ChosenBackupFlags):
     )
 
 
-@command("abort", example="s3://backups/monday")
+@command("backup abort", former="abort", example="s3://backups/monday")
 def abort(flags: AbortFlags, context: typer.Context) -> None:
     """Remove an unfinished backup. Fails if the backup is complete."""
     from tikv_br.dataflow.run import abort_backup
@@ -172,7 +172,7 @@ class UnlockFlags(backup_flags.ChosenBackupFlags):
     force: bool = flag(False, "Also remove the lock of a live run. That run then fails.", command_line=True)
 
 
-@command("unlock", example="s3://backups/monday")
+@command("backup unlock", former="unlock", example="s3://backups/monday")
 def unlock(flags: UnlockFlags, context: typer.Context) -> None:
     """Remove the lock that a dead run left in a backup, and show its owner."""
     from tikv_br.backupset.lease import break_lease

@@ -1,4 +1,4 @@
-"""``tikv-br capture`` and ``processor``: the processes that run changefeeds."""
+"""``tikv-br changefeed capture``, ``captures`` and ``processors``: the processes that run changefeeds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class CaptureFlags(GroupFlags):
     status: StatusFlags
 
 
-@command("capture start", example="--pd 10.0.0.1:2379 --status-addr 8391")
+@command("changefeed capture", former="capture start", example="--pd 10.0.0.1:2379 --status-addr 8391")
 def start_capture(flags: CaptureFlags) -> None:
     """Run a capture until stopped; others then take over its work."""
     from tikv_br.incremental.group.model import MAX_LEASE_SECONDS
@@ -105,7 +105,7 @@ def start_capture(flags: CaptureFlags) -> None:
         raise received[0]
 
 
-@command("capture list", example="--pd 10.0.0.1:2379")
+@command("changefeed captures", former="capture list", example="--pd 10.0.0.1:2379")
 def list_captures(flags: GroupFlags) -> None:
     """List the captures of a cluster."""
     with flags.group() as group:
@@ -128,7 +128,7 @@ def list_captures(flags: GroupFlags) -> None:
     flags.out.table(CAPTURE_COLUMNS, rows, drop=("version", "sub-spans"))
 
 
-@command("processor list", example="--pd 10.0.0.1:2379")
+@command("changefeed processors", former="processor list", example="--pd 10.0.0.1:2379")
 def list_processors(flags: GroupFlags) -> None:
     """List sub-spans and the capture that runs each."""
     with flags.group() as group:

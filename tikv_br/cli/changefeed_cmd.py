@@ -7,13 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.capture_cmd import GroupFlags, lag_of, show_processors
-from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
+from tikv_br.cli.command import Flags, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, picked, show
 from tikv_br.cli.sync_flags import (
     LOG_ID,
@@ -37,11 +36,19 @@ CHANGEFEED_ID = "changefeed"
 """Default name of a changefeed."""
 
 
-CHANGEFEED = partial(argument, REQUIRED, "ID", "Name of the changefeed.")
-
-
 class ChangefeedFlags(GroupFlags):
-    changefeed_id: str = CHANGEFEED()
+    chosen: str = argument("", "ID", "Name of the changefeed.")
+    name: str = flag("", "Name of the changefeed, instead of the argument.", "--id", "--changefeed-id", metavar="NAME")
+
+    @property
+    def changefeed_id(self) -> str:
+        """The name of the changefeed. Raises `UsageError`."""
+        if not (self.chosen or self.name) or (self.chosen and self.name and self.chosen != self.name):
+            raise UsageError(
+                "ID and --id contradict each other" if self.name else "ID is missing",
+                hint="Pass the name of one changefeed; `tikv-br changefeed list` prints them.",
+            )
+        return self.chosen or self.name
 
 
 class SharedSinkFlags(SinkFlags):
@@ -60,6 +67,7 @@ class CreateFlags(GroupFlags):
         "",
         "Name of the changefeed. Its safe point is tikv-br-sync-NAME.",
         "--id",
+        "--changefeed-id",
         metavar="NAME",
         show_default=CHANGEFEED_ID,
     )
@@ -263,7 +271,7 @@ def _show(out: Output, state: GroupState, changefeed_id: str, now: float) -> Non
     ]
     out.pairs([each for each in rows if each[1]])
     if info.state.value == "normal" and not state.captures:
-        log.warning("no capture is running: start one with `tikv-br capture start` and the same --pd and --etcd")
+        log.warning("no capture is running: start one with `tikv-br changefeed capture` and the same --pd and --etcd")
 
 
 def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo, now: float) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import logging
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 from tikv_br.cli import help as help_text
 from tikv_br.storage.cloud_options import expand_home
 
+log = logging.getLogger(__name__)
 CommandPath = tuple[str, ...]
 """The words that call a command, without the program name."""
 LEADING = "flags before the command"
@@ -184,13 +186,19 @@ def command(
     path: str,
     example: str = "",
     cls: type[TyperCommand] | None = None,
+    former: str = "",
     **attributes: Any,  # noqa: ANN401 - what `Typer.command` takes
 ) -> Callable[[Function], Function]:
     """Make a function the command at `path`, such as ``backup raw``.
 
     Its first parameter is the `Flags` of the command; it may have a second one, the `typer.Context`. Its docstring is the help,
-    which ends with an example of these arguments.
+    which ends with an example of these arguments. ``former`` is its path in earlier versions, which still works, hidden and with
+    a warning.
     """
+    if former:
+        old = command(former, example, cls, hidden=True, **attributes)
+        new = command(path, example, cls, **attributes)
+        return lambda function: new(_renamed(old, function, former, path))
     words = tuple(path.split())
     epilog = f"\b\nExample:\n  tikv-br {path} {example}".rstrip()  # \b: do not wrap
     app = apps.setdefault(words[0], typer.Typer(rich_markup_mode=None))
@@ -216,6 +224,20 @@ def command(
         return function
 
     return register
+
+
+def _renamed(
+    register: Callable[[Callable[..., None]], Callable[..., None]], function: Function, former: str, path: str
+) -> Function:
+    """Register `function` under the path of earlier versions, too."""
+
+    @functools.wraps(function)
+    def warn(*arguments: Any, **named: Any) -> None:  # noqa: ANN401
+        log.warning("`tikv-br %s` is now `tikv-br %s`; the next version no longer has the old name", former, path)
+        function(*arguments, **named)
+
+    register(warn)
+    return function
 
 
 def _fields(flags: type[Flags]) -> list[tuple[str, Any, _Declaration | None, type[Flags]]]:

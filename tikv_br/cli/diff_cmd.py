@@ -52,6 +52,7 @@ class DiffFlags(backup_flags.ChosenBackupFlags):
         False, "Compare every row instead of checksums, which can miss the same change to an even number of rows."
     )
     repair: bool = flag(False, "Copy rows of A to B where B lacks them or has another value.", command_line=True)
+    repair_missing: bool = flag(False, "With --repair: only copy rows that B lacks.", command_line=True)
     repair_delete: bool = flag(
         False, "With --repair: also delete the rows of B that A does not have.", command_line=True
     )
@@ -76,8 +77,8 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
         out, repair_delete = flags.out, flags.repair_delete
         if flags.repair and not flags.yes and (out.is_json or not (sys.stdin.isatty() and sys.stderr.isatty())):
             raise UsageError("--repair needs a confirmation, and there is no terminal", hint="Pass --yes.")
-        if repair_delete and not flags.repair:
-            raise UsageError("--repair-delete needs --repair")
+        if (repair_delete or flags.repair_missing) and not flags.repair:
+            raise UsageError("--repair-delete and --repair-missing need --repair")
         span = flags.range.key_range()
         from tikv_br.diff import run
         from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
@@ -98,9 +99,11 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
         with progress_display(out) as display:
             result = run.diff(options, draft.listen(display))
         _list(out, result, flags.range.form)
-        if flags.repair and result.summary.remaining and (flags.yes or _ask(result.summary, delete=repair_delete)):
+        if flags.repair and result.summary.remaining and (flags.yes or _ask(result.summary, flags)):
             with progress_display(out) as display:
-                result = run.repair(result, draft.listen(display), delete=repair_delete)
+                result = run.repair(
+                    result, draft.listen(display), delete=repair_delete, missing_only=flags.repair_missing
+                )
         summary = result.summary
         draft.done(asdict(summary), _figures(summary))
         draft.keys, draft.bytes = summary.rows, summary.scanned_bytes
@@ -125,11 +128,10 @@ def _require_one_side(other: str, storage: str) -> None:
         )
 
 
-def _ask(found: DiffSummary, *, delete: bool) -> bool:
-    deletes = f" and delete {found.only_b:,}" if delete else ""
-    return typer.confirm(
-        f"{found.remaining:,} keys differ. Write {found.only_a + found.value:,} to B{deletes}?", err=True
-    )
+def _ask(found: DiffSummary, flags: DiffFlags) -> bool:
+    deletes = f" and delete {found.only_b:,}" if flags.repair_delete else ""
+    writes = found.only_a + (0 if flags.repair_missing else found.value)
+    return typer.confirm(f"{found.remaining:,} keys differ. Write {writes:,} to B{deletes}?", err=True)
 
 
 def _list(out: Output, result: DiffResult, form: KeyForm) -> None:

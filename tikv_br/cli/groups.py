@@ -35,15 +35,19 @@ class Group(PlainValues, TyperGroup):
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command, or group of commands, of a module that is not imported yet; `help` is its line in the list of commands, below `panel`."""
+    """A command, or group of commands, of modules that are not imported yet; `help` is its line in the list of commands, below `panel`.
 
-    module: str
+    Without a panel it is not listed.
+    """
+
+    modules: tuple[str, ...]
     help: str
     panel: str
 
     def load(self, name: str) -> TyperCommand | TyperGroup:
         """Import the module and build its command."""
-        importlib.import_module(self.module)
+        for each in self.modules:
+            importlib.import_module(each)
         app = apps[name]
         names = [each.name for each in app.registered_commands]
         if names != [name]:
@@ -67,7 +71,9 @@ class LazyGroup(Group):
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - handed through to Typer
         super().__init__(**attributes)
         for name, lazy in self.table.items():
-            self.add_command(TyperCommand(name=name, help=lazy.help, rich_help_panel=lazy.panel), name)
+            self.add_command(
+                TyperCommand(name=name, help=lazy.help, rich_help_panel=lazy.panel, hidden=not lazy.panel), name
+            )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         """Keep the flags that stand before the command for the command, and note whether all help is asked for."""

@@ -60,7 +60,7 @@ _SHOWN = {
     "backup": "checksum crypter.key-file",
     "restore raw": "checksum crypter.key-file",
     "changefeed update": "sink-concurrency sink-batch-size sink-backoff sink-patience sorter-memory hold-back gc-ttl",
-    "capture start": "scratch-dir",
+    "changefeed capture": "scratch-dir",
     "raw": "concurrency seed",
 }
 """Options that ``--help`` shows after all."""

@@ -34,24 +34,16 @@ class Commands(LazyGroup):
     """All commands. Each help line is the first line of the help of the command (a test compares them)."""
 
     table: ClassVar[dict[str, LazyCommand]] = {
-        name: LazyCommand(f"tikv_br.cli.{module}_cmd", text, panel)
+        name: LazyCommand(tuple(f"tikv_br.cli.{each}_cmd" for each in modules.split()), text, panel)
         for panel, commands in {
             "Protect": (
-                ("backup", "backup", "Back up a cluster."),
+                ("backup", "backup backups prune show", "Back up a cluster, and look after its backups."),
                 ("log", "log", "Archive all changes of a cluster, for point-in-time recovery."),
                 (
                     "prune",
                     "prune",
                     "Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately.",
                 ),
-                ("pin", "backups", "Protect a backup from prune."),
-                ("unpin", "backups", "Allow prune to remove a pinned backup again."),
-                (
-                    "delete",
-                    "prune",
-                    "Delete one complete backup. Fails if it is pinned, or the base of an incremental one.",
-                ),
-                ("abort", "backups", "Remove an unfinished backup. Fails if the backup is complete."),
             ),
             "Recover": (
                 ("restore", "restore", "Restore a backup into a cluster."),
@@ -60,20 +52,17 @@ class Commands(LazyGroup):
             ),
             "Replicate": (
                 ("sync", "sync", "Replicate changes to another cluster or a file, until stopped."),
-                ("changefeed", "changefeed", "Manage changefeeds: syncs that several capture processes run together."),
-                ("capture", "capture", "Run and list captures, the processes that run changefeeds."),
-                ("processor", "capture", "Show which capture runs which part of each changefeed."),
+                (
+                    "changefeed",
+                    "changefeed capture",
+                    "Manage changefeeds: syncs that several capture processes run together.",
+                ),
                 ("kafka", "kafka", "Apply changes in Kafka to a cluster."),
             ),
             "Inspect": (
                 ("list", "backups", "List the backups below a URL."),
                 ("show", "show", "Show the summary, the ranges or the files of a backup."),
                 ("cat", "show", "Print the value of a key in a backup. Exit code 13 if it has no such key."),
-                (
-                    "find",
-                    "show",
-                    "Show which backups have a key, newest first, with the size and the hash of its value. Exit code 13 if none has it.",
-                ),
                 ("verify", "verify", "Verify a backup, or compare a cluster with it."),
                 ("diff", "diff", "Compare two clusters, or a cluster with a backup."),
                 ("export", "export", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
@@ -86,7 +75,6 @@ class Commands(LazyGroup):
                     "serve",
                     "Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped.",
                 ),
-                ("unlock", "backups", "Remove the lock that a dead run left in a backup, and show its owner."),
                 ("raw", "raw", "Read and write keys and ranges of a RawKV cluster."),
                 ("spark", "spark", "Prepare Spark clusters."),
                 ("config", "config", "Show effective settings, write a config file and check it."),
@@ -96,8 +84,26 @@ class Commands(LazyGroup):
             "Try": (
                 ("playground", "playground", "Run an emulator of PD and TiKV on this machine, for tests and demos."),
             ),
+            "": (  # former names, which the next version no longer has
+                ("pin", "backups", "Protect a backup from prune."),
+                ("unpin", "backups", "Allow prune to remove a pinned backup again."),
+                (
+                    "delete",
+                    "prune",
+                    "Delete one complete backup. Fails if it is pinned, or the base of an incremental one.",
+                ),
+                ("abort", "backups", "Remove an unfinished backup. Fails if the backup is complete."),
+                ("unlock", "backups", "Remove the lock that a dead run left in a backup, and show its owner."),
+                (
+                    "find",
+                    "show",
+                    "Show which backups have a key, newest first, with the size and the hash of its value. Exit code 13 if none has it.",
+                ),
+                ("capture", "capture", "Run and list captures, the processes that run changefeeds."),
+                ("processor", "capture", "Show which capture runs which part of each changefeed."),
+            ),
         }.items()
-        for name, module, text in commands
+        for name, modules, text in commands
     }
 
 

@@ -1,4 +1,4 @@
-"""Commands that remove complete backups: ``tikv-br delete`` and ``tikv-br prune``."""
+"""Commands that remove complete backups: ``tikv-br backup delete`` and ``tikv-br prune``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DeleteFlags(backup_flags.ChosenBackupFlags):
     dry_run: bool = shared.DRY_RUN()
 
 
-@command("delete", example="--storage s3://backups 3fa2")
+@command("backup delete", former="delete", example="--storage s3://backups 3fa2")
 def delete_backup(flags: DeleteFlags, context: typer.Context) -> None:
     """Delete one complete backup. Fails if it is pinned, or the base of an incremental one.
 

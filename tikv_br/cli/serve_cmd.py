@@ -37,7 +37,7 @@ class ServeFlags(shared.CommandFlags):
     )
     status: list[str] = flag(
         [],
-        "Status address to show, the --status-addr of `sync`, `log start` or `capture start` (may be repeated).",
+        "Status address to show, the --status-addr of `sync`, `log start` or `changefeed capture` (may be repeated).",
         metavar="[http://]HOST:PORT",
     )
     status_key_file: str = flag(

@@ -1,4 +1,4 @@
-"""``tikv-br show``, ``tikv-br cat`` and ``tikv-br find``."""
+"""``tikv-br show``, ``tikv-br cat`` and ``tikv-br backup find``."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class FindFlags(backup_flags.IndexFlags, key_flags.KeyFormatFlags):
     )
 
 
-@command("find", example="user:7 --storage s3://backups")
+@command("backup find", former="find", example="user:7 --storage s3://backups")
 def find(flags: FindFlags) -> None:
     """Show which backups have a key, newest first, with the size and the hash of its value. Exit code 13 if none has it."""
     key, index = read_key(flags.key, flags.form, "KEY"), flags.index

@@ -25,7 +25,7 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 C = TypeVar("C", bound=BackupContext)
-KEPT = "The finished part is kept: the same command resumes the backup, `tikv-br abort` removes it."
+KEPT = "The finished part is kept: the same command resumes the backup, `tikv-br backup abort` removes it."
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class DiffContext:
     """Report of the repair, with the remaining differences; None = no repair took place."""
     delete: bool = False
     """True if a repair deletes keys that only B has."""
+    missing_only: bool = False
+    """True if a repair writes only keys that B lacks."""
     session_seconds: float = 0.0
     """Start-up time of Spark; 0 on the driver."""
 
@@ -132,7 +134,7 @@ def repair_differences(context: DiffContext) -> None:
     context.repaired = Report()
     context.session_seconds += run_tasks(
         repairs(context.units, context.found.ranges),
-        partial(repair_ranges, RepairJob(context.job, context.delete)),
+        partial(repair_ranges, RepairJob(context.job, context.delete, missing_only=context.missing_only)),
         options=context.options.where,
         on_result=context.repaired.add,
         name_of=str,
@@ -221,14 +223,16 @@ def diff(options: DiffOptions, reporter: Reporter = silent) -> DiffResult:
     )
 
 
-def repair(found: DiffResult, reporter: Reporter = silent, *, delete: bool = False) -> DiffResult:
-    """Write missing and different rows to B; with ``delete`` also delete keys that only B has.
+def repair(
+    found: DiffResult, reporter: Reporter = silent, *, delete: bool = False, missing_only: bool = False
+) -> DiffResult:
+    """Write missing and, unless ``missing_only``, different rows to B; with ``delete`` also delete keys that only B has.
 
     Returns the differences found, with a summary of what was written and what still differs.
     """
     began = time.monotonic()
     context = found.context
-    context.reporter, context.delete = reporter, delete
+    context.reporter, context.delete, context.missing_only = reporter, delete, missing_only
     with context.clusters:
         timings = found.summary.step_seconds | run_steps(REPAIR, context, reporter)
     seconds = found.summary.seconds + time.monotonic() - began

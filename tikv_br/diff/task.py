@@ -58,6 +58,8 @@ class RepairJob:
     diff: DiffJob
     delete: bool
     """Delete keys that only B has."""
+    missing_only: bool = False
+    """Write only keys that B lacks, none that it has with another value."""
     fence: Callable[[], object] | None = None
     """Called before each write to B; raises to stop it. A job with a fence may not pickle."""
 
@@ -103,7 +105,7 @@ def repair_ranges(job: RepairJob, task: Repair, context: TaskContext) -> Report:
     for span in task.spans:
         for side, part in sides_of(a, target, span):
             for found in compare_rows(side.pages(part), target.pages(part), target.now):
-                for rows in (found.only_a, found.value):
+                for rows in (found.only_a,) if job.missing_only else (found.only_a, found.value):
                     alive = unexpired(rows, target.now()) if source is None else source.with_expiries(clusters, rows)
                     _put(job, alive, target, report)
                 _delete(job, found.only_b, target, report)

@@ -118,7 +118,7 @@ def _run(context: RestoreContext, transfer: Callable[[FilePart, TaskContext], In
         error.hint = (
             f"The target already holds {done} of the {counted(len(parts), 'file')} to restore, and maybe rows of other files. "
             "Once `tikv-br verify` finds the backup sound, run the same command again to resume. "
-            "To abandon the restore, delete the range and run `tikv-br abort --restores`."
+            "To abandon the restore, delete the range and run `tikv-br backup abort --restores`."
         )
         raise
     if context.comparing is not None:

@@ -43,7 +43,7 @@ _STOPPED = (
     "Is the sync running? If it was stopped, run its command again: it resumes from its checkpoint, and until then its safe point "
     "holds GC back for --gc-ttl. If it runs, check its --status-addr and firewalls. If it is no longer needed, remove its --status here."
 )
-_NO_STATUS = "Pass as --status the --status-addr of `sync`, `log start` or `capture start`."
+_NO_STATUS = "Pass as --status the --status-addr of `sync`, `log start` or `changefeed capture`."
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -167,7 +167,7 @@ class Sync:
 
 
 class StatusSource:
-    """The status page of a process that runs syncs: ``sync``, ``log start`` or ``capture start``."""
+    """The status page of a process that runs syncs: ``sync``, ``log start`` or ``changefeed capture``."""
 
     def __init__(self, url: str, key: SecretText, ca: str | None = None) -> None:
         """`url`: see `tikv_br.serve.access.parse_status_url`; `ca`: for https. Raises `UsageError` for an unusable `ca`."""

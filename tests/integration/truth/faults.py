@@ -126,7 +126,7 @@ FAULTS = (
         lambda world: dict.fromkeys(("sound", "txn", "log", "folder", "begun"), world.names["nothing"]),
         only=NOT_DRILL,
         # What is not there needs no clean-up and holds no lock.
-        others=dict.fromkeys([("abort",), ("unlock",)], 0),
+        others=dict.fromkeys([("backup", "abort"), ("backup", "unlock")], 0),
     ),
     Fault(
         "place cannot be written",
@@ -139,7 +139,7 @@ FAULTS = (
             CHECK: 61,
             ("drill", "list"): 0,
             ("drill", "show"): 31,
-            ("delete",): 31,
+            ("backup", "delete"): 31,
             ("playground", "start"): 53,
             ("playground", "stop"): 0,
             ("playground", "status"): 0,

@@ -217,11 +217,15 @@ PROOFS: dict[CommandPath, Proof] = {
         and all(int(name.split("-")[1], 16) > int(world.names["middle"]) for name in segments(world))
     ),
     ("log", "end"): stopped,
-    ("find",): lambda _, ended: hashlib.sha256(ROWS[b"row007"]).hexdigest() in ended.out,
+    ("backup", "find"): lambda _, ended: hashlib.sha256(ROWS[b"row007"]).hexdigest() in ended.out,
     ("cat",): lambda _, ended: bytes.fromhex(ended.last["value"]) == ROWS[b"row007"],
-    ("pin",): lambda world, _: Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
-    ("unpin",): lambda world, _: not Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
-    ("delete",): lambda world, ended: (
+    ("backup", "pin"): lambda world, _: Path(
+        world.names["folder"], "tikv-br-index", "pins", world.names["id"]
+    ).exists(),
+    ("backup", "unpin"): lambda world, _: (
+        not Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists()
+    ),
+    ("backup", "delete"): lambda world, ended: (
         not Path(world.names["new"]).exists() and ended.last["id"] not in ids(world) and len(ids(world)) > 1
     ),
     # The last one is the increment, which needs what it continues. Beside them stays the drill's, which counts apart.
@@ -229,8 +233,8 @@ PROOFS: dict[CommandPath, Proof] = {
         {name for name in BACKUPS if Path(world.names[name], "backupmeta").exists()} == {"increment", "sound"}
         and len(ids(world)) == 3
     ),
-    ("abort",): lambda world, _: not any(path.is_file() for path in Path(world.names["begun"]).rglob("*")),
-    ("unlock",): lambda world, ended: ended.last["held"] and world.call(("abort",)).code == 0,
+    ("backup", "abort"): lambda world, _: not any(path.is_file() for path in Path(world.names["begun"]).rglob("*")),
+    ("backup", "unlock"): lambda world, ended: ended.last["held"] and world.call(("backup", "abort")).code == 0,
     ("drill", "run"): rehearsed,
     ("drill", "list"): lambda world, ended: listed(world, ended) == {world.names["drill"]},
     ("drill", "show"): lambda world, ended: world.names["drill"] in ended.out,
