@@ -112,8 +112,8 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     assert {"sink              blackhole://", "end               m", "sink-concurrency  8"} <= set(reported)
     assert {"hold-back         4.00s", "sink-ratelimit    512.0 KiB/s"} <= set(reported)
     assert "no setting to change was given" in group("changefeed", "update", "one", code=2).last["message"]
-    assert "sub-spans" in group.table("capture", "list")
-    assert group("processor", "list").lines == []
+    assert "sub-spans" in group.table("changefeed", "captures")
+    assert group("changefeed", "processors").lines == []
     assert group("changefeed", "remove", "one").last["message_type"] == "removed"
     assert service_id("one") not in source.safe_points()
     group("changefeed", "query", "one", code=73)

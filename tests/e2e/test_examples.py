@@ -41,7 +41,7 @@ BACKUP = (
     "diff",
     "export raw",
 )
-ENDLESS = ("sync", "log start", "capture start", "gc run", "serve")
+ENDLESS = ("sync", "log start", "changefeed capture", "gc run", "serve")
 GROUP = (
     "changefeed create",
     "changefeed list",
@@ -102,7 +102,7 @@ MORE = {
     "gc release": "--yes --watch 0s",
     "drill run": "--reports s3://backups/drills",
     "serve": "--listen 127.0.0.1:0",
-    "capture start": "--status-addr 0",
+    "changefeed capture": "--status-addr 0",
 }
 """Where no terminal can be asked, and where ports are free."""
 LEAVES = [leaf for leaf in leaves(typer.main.get_command(app)) if not leaf[1].hidden]

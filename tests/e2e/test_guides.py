@@ -424,7 +424,7 @@ def test_changefeeds(
     with Page("changefeeds", tmp_path, until="Captures", **places, **{"/tmp/pg": str(playground)}) as page:
         page.variables |= {"TIKV_BR_ETCD": etcd, "ETCD_BINARY": find_etcd()}
         page.backup(source)
-        with page.running("capture start"):
+        with page.running("changefeed capture"):
             page.run("changefeed create")
             source.raw().put(b"later", b"change")
             eventually(lambda: contents(target).get(b"later"), LONG)
@@ -539,7 +539,7 @@ def test_playground_and_captures(source: LiveCluster, target: LiveCluster, etcd:
         page.call("playground", "stop", "--dir", str(tmp_path / "try"))
     places = {"--etcd 10.0.0.1:2379": f"--etcd {etcd}", SOURCE: source.pd, "0.0.0.0:8300": "127.0.0.1:0"}
     with Page("changefeeds", tmp_path, since="Captures", **places, SOURCE=source.pd, TARGET=target.pd) as page:
-        with page.running("capture start") as wait_for:
+        with page.running("changefeed capture") as wait_for:
             wait_for("listening")
         page.run("diff", code=60)
 

@@ -20,7 +20,7 @@ from tikv_br.playground import cluster, launcher
 FOLLOWERS = {
     "sync-diff": ["sync", "--mode", "diff", "--sink", "tikv://{target}"],
     "gc": ["gc", "run"],
-    "capture": ["capture", "start"],
+    "capture": ["changefeed", "capture"],
     "serve": ["serve", "-s", "{folder}", "--listen", "127.0.0.1:0"],
 }
 OPERATIONS = {

@@ -42,7 +42,7 @@ _ADVANCED = {
     "via restamp state concurrency seed from-backup-ts no-resume resume checksum",
     "backup": "engine file-format format",
     "backup raw": "start end",
-    "diff": "other-keyspace start end",
+    "diff": "other-keyspace start end keys",
     "drill run": "until keyspace dst-api-version start end key-format max-age min-keys cut-over within compare-source target-stores work-dir "
     "tail-lag tail-patience webhook-url webhook-url-file on-end",
     "load": "input-option csv-* encoding value-encoding expiry-column order-column bad-rows partitions keep-staging",

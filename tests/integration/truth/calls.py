@@ -45,9 +45,9 @@ CALLS: dict[CommandPath, str] = {
     ("changefeed", "update"): "feed --etcd {etcd} --pd {pd} --sink-concurrency 9",
     ("changefeed", "resume"): "feed --etcd {etcd} --pd {pd}",
     ("changefeed", "remove"): "feed --etcd {etcd} --pd {pd}",
-    ("capture", "start"): "--etcd {etcd} --pd {pd} --scratch-dir {scratch}",
-    ("capture", "list"): "--etcd {etcd} --pd {pd}",
-    ("processor", "list"): "--etcd {etcd} --pd {pd}",
+    ("changefeed", "capture"): "--etcd {etcd} --pd {pd} --scratch-dir {scratch}",
+    ("changefeed", "captures"): "--etcd {etcd} --pd {pd}",
+    ("changefeed", "processors"): "--etcd {etcd} --pd {pd}",
     ("check",): "--pd {pd} --storage {new} --executor driver",
     (
         "kafka",
@@ -92,7 +92,7 @@ CALLS: dict[CommandPath, str] = {
     ("spark", "pack"): "{packed}",
     ("version",): "",
 }
-ENDLESS = {("sync",), ("capture", "start"), ("log", "start"), ("gc", "run"), ("kafka", "replay"), ("serve",)}
+ENDLESS = {("sync",), ("changefeed", "capture"), ("log", "start"), ("gc", "run"), ("kafka", "replay"), ("serve",)}
 """Commands that run until stopped: exit code 0 is never theirs."""
 
 

@@ -29,7 +29,7 @@ RESTORES: tuple[CommandPath, ...] = (
 NEEDS_V2: tuple[CommandPath, ...] = (
     ("sync",),
     ("changefeed", "create"),
-    ("capture", "start"),
+    ("changefeed", "capture"),
     ("log", "start"),
     ("gc", "run"),
     ("backup", "raw", "--base"),
