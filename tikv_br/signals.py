@@ -81,11 +81,16 @@ def raising() -> Iterator[StepSignals]:
 
 @contextlib.contextmanager
 def stopping(
-    stop: threading.Event, hint: str = "", has_begun: Callable[[], bool] = lambda: True, *, only_first: bool = False
+    stop: threading.Event,
+    hint: str = "",
+    has_begun: Callable[[], bool] = lambda: True,
+    *,
+    only_first: bool = False,
+    at_once: bool = False,
 ) -> Iterator[Sequence[Stopped]]:
     """Set ``stop`` on the first signal, and add its error to the sequence for the caller to raise.
 
-    A second one raises at once, unless ``only_first``.
+    A second one raises at once, unless ``only_first``; with ``at_once`` the first one does: for work that may end anywhere.
 
     The first one also raises before anything ``has_begun``, which must take no lock: servers that do not answer would be waited for.
     """
@@ -94,7 +99,7 @@ def stopping(
     def handle(number: int) -> None:
         if not has_begun():
             _raise(number)
-        if received and not only_first:
+        if at_once or (received and not only_first):
             _raise(number, hint)
         received.append(_error(number, hint))
 

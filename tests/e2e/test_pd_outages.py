@@ -105,3 +105,47 @@ def test_a_sync_without_pd_ends_at_a_signal(live: LiveCluster, gone: object, tmp
         lambda: any(sink.glob("**/*")),
         *("sync", "--sink", f"local://{sink}", "--start-ts", "now", "--scratch-dir", str(tmp_path)),
     )
+
+
+LONG_COMMANDS = {
+    "backup": (
+        "RawScan",
+        "backup raw -s {folder}/new --engine scan --executor driver --concurrency 1 --safe-interval 0s",
+    ),
+    "restore": ("Ingest", "restore raw -s {folder}/b --executor driver --concurrency 1 --allow-overwrite"),
+    "sync": ("", "sync --sink file://{folder}/changes --state-dir {folder}/state --start-ts now"),
+    "log": ("", "log start -s {folder}/log --start-ts now"),
+    "gc": ("", "gc run"),
+}
+"""What each calls while it works, and its arguments."""
+SECONDS_TO_END = 5.0
+
+
+def test_commands_without_servers_end_within_five_seconds(live: LiveCluster, tmp_path: Path) -> None:
+    """PD and all stores are stopped by SIGSTOP."""
+    succeed(
+        *("backup", "raw", "-s", f"local://{tmp_path}/b", "--executor", "driver", "--pd", live.pd),
+        *("--safe-interval", "0s"),
+    )
+    seconds: dict[str, float] = {}
+    for name, (rpc, arguments) in LONG_COMMANDS.items():
+        live.fail(rpc or "RawScan", SLOW, count=-1)
+        before, output = calls(live, rpc), tmp_path / f"{name}.output"
+        command = [str(PROGRAM), *arguments.format(folder=tmp_path).split(), "--pd", live.pd]
+        with output.open("w") as file:
+            running = subprocess.Popen(command, stdout=file, stderr=file, env=environment(), cwd="/")
+        try:
+            has_begun = {"gc": "leads", "": "starting at"}.get(name if name == "gc" else rpc)
+            eventually(lambda: calls(live, rpc) > before + 1 if has_begun is None else has_begun in output.read_text())  # noqa: B023
+            with live.frozen():
+                time.sleep(2)
+                assert running.poll() is None, output.read_text()
+                running.send_signal(signal.SIGTERM)
+                began = time.monotonic()
+                assert running.wait(PATIENCE) == Terminated.exit_code, output.read_text()
+                seconds[name] = time.monotonic() - began
+        finally:
+            running.kill()
+            running.wait()
+            live.disarm()
+    assert max(seconds.values()) <= SECONDS_TO_END, seconds

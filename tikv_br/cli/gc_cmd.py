@@ -93,7 +93,7 @@ def run(flags: RunFlags) -> None:
             write_metrics(file, None, WorkerFigures())
         with (
             _serving(flags.out, watch, flags.server),
-            signals.stopping(stop, "Another worker takes over, if one runs.") as received,
+            signals.stopping(stop, "Another worker takes over, if one runs.", at_once=True),
         ):
             show = partial(_show_round, flags.out, file, watch)
             check = partial(check_round, cluster, resolves=flags.resolve_locks)
@@ -102,8 +102,6 @@ def run(flags: RunFlags) -> None:
                 resolve = partial(resolve_locks, stack.enter_context(Cluster.connect(config)))
             GcWorker(etcd, cluster.pd, options, show, name, check, resolve).run(stop)
     flags.out.flush()
-    if received:
-        raise received[0]
 
 
 @contextlib.contextmanager

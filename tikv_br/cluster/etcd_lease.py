@@ -53,11 +53,12 @@ class LeaseHolder:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """End the lease, so that others need not wait for it."""
-        self._renewal.stop()
+        """End the lease, so that others need not wait for it; without waiting long for etcd ourselves."""
         self._gone = True
         try:
-            self._etcd.revoke(self.lease)
+            with cancellation.clean_up(time.monotonic()):
+                self._renewal.stop()
+                self._etcd.revoke(self.lease)
         except TikvBrError as error:  # also of TLS
             log.warning("cannot revoke the etcd lease, which expires within %d s: %s", self._ttl, error.message)
 

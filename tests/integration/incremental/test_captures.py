@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.members import member, wait_for_state
+from tests.support.clock import move_clock
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
@@ -135,6 +136,23 @@ def test_captures_share_and_hand_over(group: Group) -> None:
             assert first not in later.captures
     left = group.store.snapshot()
     assert (holders(left), dict(left.captures), left.owner) == ({""}, {}, "")
+
+
+@pytest.mark.parametrize("seconds", [7200.0, -7200.0], ids=["ahead", "behind"])
+def test_rows_of_a_changefeed_expire_by_the_clock_of_pd(
+    group: Group, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Whatever the clock of the capture's machine shows; so do rows that have expired before they arrive."""
+    group.target.raw().put(b"gone", b"older value")
+    group.create("expiring")
+    raw = group.source.raw()
+    raw.put(b"gone", b"newer value", 1)
+    raw.batch_put({b"%03d" % at: b"value" for at in range(20)}, 3600)
+    eventually(lambda: raw.get(b"gone") is None)
+    move_clock(monkeypatch, seconds)
+    with group.capture():
+        group.wait_until_equal()
+    assert all(3000 < (group.target.raw().get_ttl(key) or 0) <= 3600 for key in contents(group.source))
 
 
 def test_a_changefeed_follows_ingests(group: Group, tmp_path: Path) -> None:

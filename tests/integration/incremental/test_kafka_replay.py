@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.integration.kafka_server import AclOperation, KafkaBroker, ResourceType, kafka_broker
 from tests.support.certificates import Authority
+from tests.support.clock import move_clock
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.ports import reserved_ports
 from tests.support.waiting import PATIENCE, eventually
@@ -403,6 +404,23 @@ def test_a_topic_of_another_keyspace_goes_where_keyspace_says(
     assert contents(target) == {}
     succeed(*command, "--keyspace", "0")
     assert contents(target) == {b"k": b"v"}
+
+
+@pytest.mark.parametrize("seconds", [7200.0, -7200.0], ids=["ahead", "behind"])
+def test_rows_of_a_replay_expire_by_the_clock_of_pd(
+    broker: KafkaBroker, target: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Whatever this machine's clock shows."""
+    topic, now = Topic(broker, 1), int(time.time())
+    target.raw().put(b"gone", b"older value")
+    topic.change(1, b"gone", b"expired", expire_ts=now - 3600)
+    topic.rows.pop(b"gone")
+    topic.change(2, b"stays", b"for an hour", expire_ts=now + 3600)
+    topic.resolve(3)
+    move_clock(monkeypatch, seconds)
+    replayed(options(topic, target, tmp_path))
+    assert contents(target) == topic.rows
+    assert 3000 < (target.raw().get_ttl(b"stays") or 0) <= 3600
 
 
 def test_a_broker_that_restarts_is_waited_for(broker: KafkaBroker, target: LiveCluster, tmp_path: Path) -> None:

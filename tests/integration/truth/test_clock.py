@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.truth.conftest import World, tikv_br
+from tests.support.clock import move_clock
 from tests.support.live_cluster import contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cli.command import CommandPath
 from tikv_br.cli.shared import pd_time
-from tikv_br.cluster import clock, cluster
+from tikv_br.cluster import clock
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.timestamps import parse_ts, seconds_between
 from tikv_br.formats.api_version import ApiVersion
@@ -64,18 +63,11 @@ def expiring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def wrong_clock(request: pytest.FixtureRequest, expiring: World, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Move the tool's clock by so many seconds. The servers have processes of their own, and gRPC needs the right time."""
+    """Move the tool's clock by so many seconds."""
     target = expiring.target.raw()
     target.batch_delete(list(contents(expiring.target)))
     seconds: float = request.param
-    right = time.time
-
-    def wrong() -> float:
-        caller: str = sys._getframe(1).f_globals["__name__"]
-        return right() + (seconds if caller.startswith("tikv_br.") else 0)
-
-    monkeypatch.setattr(time, "time", wrong)
-    monkeypatch.setattr(cluster, "_REPORTED", set())
+    move_clock(monkeypatch, seconds)
     return seconds
 
 
