@@ -21,6 +21,7 @@ from tikv_br.bulk_load.run import BulkLoadOptions
 from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cli.backup_cmd import RawBackupFlags, TxnBackupFlags
 from tikv_br.cli.backup_flags import AzblobFlags, GcsFlags, S3Flags
+from tikv_br.cli.changefeed_cmd import SETTINGS
 from tikv_br.cli.command import Flags
 from tikv_br.cli.diff_cmd import DiffFlags
 from tikv_br.cli.drill_flags import GoalFlags
@@ -225,8 +226,8 @@ FILLED = {
         GcsOptions,
         AzureOptions,
     )
-}
-"""The fields of what commands fill with flags of the same names."""
+} | {"UpdateFlags": {given for given, *_ in SETTINGS}}
+"""The fields of what commands fill with flags of the same names, or by a table of names."""
 
 
 @pytest.mark.parametrize(
