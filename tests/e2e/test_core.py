@@ -139,3 +139,4 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     assert isinstance(versions, dict)
     assert versions["numba"] == versions["pyspark"] == "not installed"
     assert run(program, "check", "--pd", pd, "--storage", storage)[-1]["message_type"] != "exit_error"
+    succeed("raw", "delete", "--pd", pd, "key")  # the other test counts rows
