@@ -309,7 +309,7 @@ def test_discard_never_takes_a_complete_backup(complete: ObjectStore) -> None:
     before = names(complete)
     with pytest.raises(BackupPathInUse, match="complete") as refused:
         BackupWriter(complete).discard()
-    assert "tikv-br delete" in refused.value.hint
+    assert "tikv-br backup delete" in refused.value.hint
     assert names(complete) == before
 
 

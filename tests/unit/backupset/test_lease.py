@@ -169,7 +169,7 @@ def test_broken_lease_is_lost(store: ObjectStore) -> None:
         broken = break_lease(store, force=True)
         assert broken is not None
         assert broken.owner == LeaseOwner.this_process()
-        assert "broken by `tikv-br unlock`" in until_lost(held).message
+        assert "broken by `tikv-br backup unlock`" in until_lost(held).message
         with acquire(store, "backup") as other:
             held.release()
             other.check()

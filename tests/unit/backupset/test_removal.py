@@ -290,7 +290,7 @@ def test_delete_of_what_is_not_listed(index: Index) -> None:
     shelve(index, "one")
     with pytest.raises(BackupNotFound, match="no backup at two") as refused:
         index.find_path("two")
-    assert "`tikv-br abort`" in refused.value.hint
+    assert "`tikv-br backup abort`" in refused.value.hint
 
 
 def test_delete_refuses_a_pinned_backup(index: Index) -> None:

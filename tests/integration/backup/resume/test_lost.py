@@ -35,7 +35,7 @@ def test_lost_lease_stops_the_run_and_leaves_all_to_the_next(
             lease.break_lease(open_store(wanted.storage), force=True)
 
     v2.fail("RawScan", {"delay": {"seconds": 0.05}}, skip=REGIONS // 2, count=-1)
-    with pytest.raises(LeaseLost, match="broken by `tikv-br unlock`") as raised:
+    with pytest.raises(LeaseLost, match="broken by `tikv-br backup unlock`") as raised:
         backup(wanted, break_it)
     assert "run the same command again" in raised.value.hint
     assert "backupmeta" not in files_at(wanted)
