@@ -83,6 +83,36 @@ def test_load_killed_while_it_ingests_is_finished_by_the_same_command(tmp_path: 
         assert SECRET_KEY not in done.out + done.err
 
 
+FILES = {
+    "csv": (b"id,payload\n", b"%s,value\n", b"bad,\xff\n"),
+    "jsonl": (b"", b'{"id": "%s", "payload": "value"}\n', b'{"id": "bad", "payload": "\xff"}\n'),
+}
+"""Head of a file, a row, and a row of bytes that are no text."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FILES)
+def test_folders_of_a_cloud_are_read_whole_and_bad_rows_are_kept(kind: str, tmp_path: Path) -> None:
+    """At any depth, without hidden files; a bad row is in the folder of --bad-rows with its file, and the others are loaded."""
+    head, row, bad = FILES[kind]
+    with live_cluster(tmp_path / "cluster", ApiVersion.V2) as live, versitygw_server(tmp_path / "s3") as server:
+        for number, folder in enumerate(("", "sub/", "sub/deep/", "_temporary/")):
+            body = head + row % (b"k%d" % number) + (bad if folder == "sub/deep/" else b"")
+            server.admin.put_object(Bucket=BUCKET, Key=f"lake/{folder}part.{kind}", Body=body)
+        where = ("--pd", live.pd, "--input", server.url("lake"), "--input-format", kind, "--mode", "put")
+        refused = tikv_br("load", "raw", *where, *COLUMNS)
+        assert refused.code != 0
+        assert contents(live) == {}
+        done = tikv_br("load", "raw", *where, *COLUMNS, "--bad-rows", str(tmp_path / "bad"))
+        assert done.code == 0, done
+        assert done.last["bad_rows"] == 1
+        assert contents(live) == {b"k0": b"value", b"k1": b"value", b"k2": b"value"}
+    written = "".join(path.read_text() for path in (tmp_path / "bad").glob("*/part-*.json"))
+    kept = json.loads(written)
+    assert (kept["_file"], kept["_line"]) == (f"lake/sub/deep/part.{kind}", 2 + head.count(b"\n"))
+    assert "\\xff" in kept["_row"]
+
+
 def _objects(server: S3Server) -> list[str]:
     """Objects in the server's own listing."""
     return [each["Key"] for each in server.admin.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
