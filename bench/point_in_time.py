@@ -25,7 +25,7 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.archive.compact import CompactionOptions, compact
 from tikv_br.archive.records import LogDescription
 from tikv_br.archive.writer import LogWriter
-from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec

@@ -19,7 +19,7 @@ from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.task import BackupJob
+from tikv_br.dataflow.write import BackupJob
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.sst.compression import Compression

@@ -26,7 +26,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.store import StoreClient
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.pipeline import PipelineOptions, Replicator, pipeline
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink

@@ -19,14 +19,12 @@ from tikv_br.backupset.coverage import codec_of
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.cluster.safepoint import safe_point_keeper
-from tikv_br.dataflow import path, steps
-from tikv_br.dataflow.context import BackupContext, Lineage
+from tikv_br.dataflow import steps
 from tikv_br.dataflow.convert import Conversion
-from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.run import BackupReport, run_backup
-from tikv_br.dataflow.task import TaskResult, try_task
-from tikv_br.dataflow.write import write_interval
+from tikv_br.dataflow.plan import Engine
+from tikv_br.dataflow.run import BackupContext, BackupReport, Lineage, run_backup
+from tikv_br.dataflow.write import TaskResult, try_task, write_interval
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import MAX_TS
@@ -69,20 +67,20 @@ def increment_steps(options: BackupOptions) -> list[Step[IncrementContext]]:
         FunctionStep("check the input", steps.check_input),
         FunctionStep("connect", steps.connect),
         FunctionStep("check the base", check_base),
-        FunctionStep("check the storage", path.check_storage),
+        FunctionStep("check the storage", steps.check_storage),
     ]
     find, plan = (
-        FunctionStep("look for a resumable backup", path.find_resumable_backup),
+        FunctionStep("look for a resumable backup", steps.find_resumable_backup),
         FunctionStep("plan", steps.make_plan),
     )
     if options.dry_run:
         return [*checks, find, plan]
     return [
         *checks,
-        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
+        FunctionStep("acquire the backup lock", steps.acquire_backup_lock, steps.release_backup_lock),
         find,
         FunctionStep("choose backup-ts", steps.set_backup_ts),
-        FunctionStep("record the run", path.record_run),
+        FunctionStep("record the run", steps.record_run),
         FunctionStep("protect from GC", protect_from_gc, steps.release_safe_point),
         FunctionStep("look for ingests since the base", check_ingests),
         plan,
@@ -92,7 +90,7 @@ def increment_steps(options: BackupOptions) -> list[Step[IncrementContext]]:
         FunctionStep("commit", steps.commit),
         # Before the run's record is removed: the safe point is still that of the base, and a killed run must be able to move it.
         FunctionStep("hand over the safe point", hand_over_safe_point),
-        FunctionStep("clean up", path.clean_up),
+        FunctionStep("clean up", steps.clean_up),
     ]
 
 
@@ -199,7 +197,7 @@ def run_changes_task(job: ChangesJob, interval: KeyRange, context: TaskContext) 
 
 
 def _copy_interval(job: ChangesJob, interval: KeyRange, context: TaskContext) -> TaskResult:
-    from tikv_br.formats.merge import newest_versions
+    from tikv_br.formats.order import newest_versions
 
     began = time.perf_counter()
     converter = Conversion(ApiVersion.V2, ApiVersion.V2).of(interval)

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from tikv_br import records
-from tikv_br.archive.objects import newest_checkpoint
-from tikv_br.archive.records import Checkpoint, check_id
+from tikv_br.archive.records import Checkpoint, check_id, newest_checkpoint
 from tikv_br.cluster.etcd_values import Put, absent, modified_at
 from tikv_br.errors import (
     BackupDamaged,

@@ -25,15 +25,14 @@ from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.txnkv import refuse_transactions
 from tikv_br.cluster.versions import WRITE_DEADLINE
 from tikv_br.compare.report import Meter, Report
-from tikv_br.diff.options import DiffOptions
-from tikv_br.diff.places import ClusterPlace, Unit
+from tikv_br.diff.places import ClusterPlace, DiffOptions, Unit
 from tikv_br.diff.run import DiffContext, find_sides, plan_ranges
 from tikv_br.diff.task import DiffJob, Repair, RepairJob, compare_units, repair_ranges
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.patience import Patience
+from tikv_br.retry import Patience
 from tikv_br.tasks.executor import run_tasks
 from tikv_br.tasks.task import TaskContext
 

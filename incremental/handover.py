@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec
-from tikv_br.backupset.lease_record import LeaseOwner
+from tikv_br.backupset.lease import LeaseOwner
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import EtcdConfig
 from tikv_br.cluster.keyspaces import chosen_keyspace

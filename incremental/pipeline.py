@@ -19,15 +19,13 @@ from tikv_br.formats import columns
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
-from tikv_br.incremental.feed.events import Event, Missed, Resolved, Rows, Scanned
+from tikv_br.incremental.feed.events import Event, FeedOptions, FeedStatus, Missed, Resolved, Rows, Scanned
 from tikv_br.incremental.feed.feed import Feed
-from tikv_br.incremental.feed.options import FeedOptions
-from tikv_br.incremental.feed.status import FeedStatus
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.writer import ReplicateOptions, SinkStopped, SinkWriter
 from tikv_br.incremental.sorter import Sorter
 from tikv_br.incremental.status import Rate, SyncStatus, WriteLag
-from tikv_br.patience import Patience
+from tikv_br.retry import Patience
 from tikv_br.tasks.task import keep_freed_memory
 
 if TYPE_CHECKING:

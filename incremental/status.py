@@ -10,7 +10,7 @@ from statistics import median
 
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
-from tikv_br.incremental.feed.status import FeedStatus
+from tikv_br.incremental.feed.events import FeedStatus
 
 RATE_SECONDS = 10.0
 """The window of rates and lags."""

@@ -13,7 +13,7 @@ from functools import partial
 from tikv_br.archive.maintenance import check_active, state_of
 from tikv_br.archive.records import LogState
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.lease_record import LeaseOwner
+from tikv_br.backupset.lease import LeaseOwner
 from tikv_br.backupset.rows import sample_keys
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import Cluster
@@ -38,7 +38,7 @@ from tikv_br.errors import (
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
-from tikv_br.incremental.feed.options import hold_back_for
+from tikv_br.incremental.feed.events import hold_back_for
 from tikv_br.incremental.handover import (
     GC_TTL,
     FromBackup,

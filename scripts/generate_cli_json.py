@@ -22,7 +22,7 @@ from typing import Any
 
 import typer.main
 
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 from tikv_br.errors import TikvBrError
 

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from tikv_br import __version__
 from tikv_br.cli import help as help_text
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.main import PROGRAM, Commands, app
 
 

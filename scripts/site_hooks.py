@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from scripts.generate_man import pages
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.help import records
 from tikv_br.cli.main import app
 

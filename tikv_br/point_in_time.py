@@ -19,8 +19,8 @@ from tikv_br.cluster import timestamps
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
-from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.dataflow.run import BackupReport, abort_backup, open_temporary, remove_temporary
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice, Reporter, silent

@@ -4,7 +4,8 @@ Modules, in reading order:
 
 - `source`, `coding`, `compression`, `block`: ranged reads, varints, compression, footer and blocks
 - `table`: an opened table: properties, index, and the lookup of one row
-- `reader`, `decode`: rows of a table as Arrow batches, and the kernel for blocks
+- `reader`: rows of a table as Arrow batches, and the kernel for blocks
 - `check`, `row_check`: whether a store can ingest a table, by its structure and by its rows
-- `writer`, `arena`, `encode`, `encode_page`: writes tables; the memory of kernels, and those that fill blocks from rows and RawScan pages
+- `encode`: kernels that fill blocks from rows and from RawScan pages
+- `writer`: writes tables, in the memory that those kernels fill
 """

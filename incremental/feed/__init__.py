@@ -1,13 +1,9 @@
 """The change feed of a range: its changes as batches of rows, and its resolved-ts.
 
 Modules, in reading order:
-- events: what a feed yields
-- frontier: which parts of the range have a subscription, and the resolved-ts of each
-- inbox: the queue of received messages
-- stream: one store's stream, its errors, and locating the regions of gaps
-- decode: decodes messages
+- events: what a feed yields, its options and its status
+- stream: which parts of the range have a subscription, and the resolved-ts of each; one store's stream, the queue of its messages, its errors, and locating the regions of gaps
 - ingests: which announced ingests resolved-ts waits for
-- status, options: the status and the options of a feed
 - subscriptions: keeps every part of the range subscribed, also after errors
-- feed: yields rows and resolved-ts
+- feed: decodes messages, yields rows and resolved-ts
 """

@@ -1,25 +1,225 @@
-"""The stream of one store and its subscriptions, errors that end them, and locating the regions of gaps."""
+"""The stream of one store and its subscriptions, errors that end them, and locating the regions of gaps.
+
+The resolved-ts of a range of keys, computed from subscriptions and gaps. No I/O.
+
+The range is always divided into adjacent spans that do not overlap. Each span is either the subscription of one region or a
+gap, and has a resolved-ts: all changes of its keys up to it have been delivered. A region has one subscription for all of
+its keys in the range, which starts from the lowest resolved-ts of these keys. The resolved-ts of the range is the minimum
+over all spans, including gaps. So it never covers a change that was not delivered. It moves back only for a new scan (`rewind`).
+
+The queue between the threads that read streams and the feed.
+"""
 
 from __future__ import annotations
 
+import bisect
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tikv_br import retry
 from tikv_br.cancellation import Cancellation
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.event_feed import EventFeed
 from tikv_br.cluster.pb import cdcpb_pb2, metapb_pb2
 from tikv_br.cluster.region_errors import REACTIONS
 from tikv_br.cluster.regions import Region, RegionCache
 from tikv_br.cluster.router import apply_current_regions, apply_leader_hint
-from tikv_br.cluster.store import StoreClient
+from tikv_br.cluster.store import EventFeed, StoreClient
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused, TikvBrError
-from tikv_br.incremental.feed.frontier import RegionSpan
-from tikv_br.incremental.feed.inbox import Inbox, InboxClosed
+from tikv_br.formats.keys.text import show_key
 from tikv_br.retry import Backoff
+
+GAP = 0
+"""The request id of a span without a subscription."""
+
+
+@dataclass(slots=True, eq=False)
+class RegionSpan:
+    """A part of the range: encoded keys [start, end), as in region bounds and in requests."""
+
+    start: bytes
+    end: bytes
+    resolved_ts: int
+    region_id: int = 0
+    version: int = 0
+    """Version of the region's epoch; a split or merge raises it in all resulting regions."""
+    request_id: int = GAP
+    tries: int = 0
+    """Number of consecutive failures."""
+    retry_at: float = 0.0
+    """Time to locate the region of a gap again, on the monotonic clock; infinite while a search is running."""
+    failing_since: float | None = None
+    """Start of the failures, on the monotonic clock; None while there are none."""
+
+    @property
+    def is_gap(self) -> bool:
+        return self.request_id == GAP
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The span of a new subscription, and the subscriptions that it replaces."""
+
+    span: RegionSpan
+    replaced: tuple[tuple[int, int], ...]
+    """(region id, request id) of each."""
+
+
+class ResolvedFrontier:
+    """The spans of one range. Not thread-safe."""
+
+    def __init__(self, start: bytes, end: bytes, start_ts: int) -> None:
+        """Start with one gap [start, end), resolved up to `start_ts`. The range must have an end and must not be empty."""
+        if not start < end:
+            raise ValueError(f"the range [{show_key(start)}, {show_key(end)}) is empty")
+        self._spans = [RegionSpan(start, end, start_ts)]
+
+    def __iter__(self) -> Iterator[RegionSpan]:
+        return iter(tuple(self._spans))
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    @property
+    def start(self) -> bytes:
+        return self._spans[0].start
+
+    @property
+    def end(self) -> bytes:
+        return self._spans[-1].end
+
+    @property
+    def resolved_ts(self) -> int:
+        """All changes of the range up to this have been delivered."""
+        return min(span.resolved_ts for span in self._spans)
+
+    @property
+    def gaps(self) -> list[RegionSpan]:
+        return [span for span in self._spans if span.is_gap]
+
+    def claim(self, start: bytes, end: bytes, *, region_id: int, version: int, request_id: int) -> Claim | None:
+        """Make the keys [start, end) of a region one subscribed span; an empty end is unbounded.
+
+        Returns None and changes nothing if the region overlaps no gap, or overlaps the subscription of a region with a
+        newer version: then the region is out of date. Subscriptions of older regions that it overlaps are replaced, and
+        their keys outside of it become gaps.
+        """
+        start, end = max(start, self.start), min(end or self.end, self.end)
+        if not start < end:
+            return None
+        first = bisect.bisect_right(self._spans, start, key=lambda span: span.start) - 1
+        stop = bisect.bisect_left(self._spans, end, key=lambda span: span.start)
+        old = self._spans[first:stop]
+        if not any(span.is_gap for span in old) or any(span.version > version for span in old if not span.is_gap):
+            return None
+        replaced = tuple((span.region_id, span.request_id) for span in old if not span.is_gap)
+        since = [span.failing_since for span in old if span.failing_since is not None]
+        new = RegionSpan(
+            start,
+            end,
+            min(span.resolved_ts for span in old),
+            region_id,
+            version,
+            request_id,
+            tries=max(span.tries for span in old),
+            failing_since=min(since, default=None),
+        )
+        self._spans[first:stop] = [
+            *_remainder(old[0], old[0].start, start),
+            new,
+            *_remainder(old[-1], end, old[-1].end),
+        ]
+        return Claim(new, replaced)
+
+    def advance(self, span: RegionSpan, ts: int) -> None:
+        """Set the resolved-ts of a span; an older `ts` has no effect."""
+        span.resolved_ts = max(span.resolved_ts, ts)
+
+    def rewind(self, start: bytes, end: bytes, ts: int) -> list[RegionSpan]:
+        """Set the resolved-ts of all spans that overlap [start, end) back to `ts`, if it is newer; returns them. An empty end is unbounded."""
+        found = [span for span in self._spans if span.end > start and (not end or span.start < end)]
+        for span in found:
+            span.resolved_ts = min(span.resolved_ts, ts)
+        return found
+
+    def mark_gap(self, span: RegionSpan) -> None:
+        """Turn a span whose subscription has ended into a gap, which keeps its resolved-ts."""
+        span.request_id = GAP
+
+
+def _remainder(span: RegionSpan, start: bytes, end: bytes) -> list[RegionSpan]:
+    """The part [start, end) of a span as a gap; no span if it is empty."""
+    if start >= end:
+        return []
+    return [RegionSpan(start, end, span.resolved_ts, tries=span.tries, failing_since=span.failing_since)]
+
+
+T = TypeVar("T")
+
+
+class InboxClosed(Exception):
+    """The inbox was closed."""
+
+
+class Inbox(Generic[T]):
+    """A FIFO queue bounded by the total size of its items. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is in bytes; a single item may be larger."""
+        self._limit = limit
+        self._items: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the queued items."""
+        return self._bytes
+
+    def put(self, item: T, size: int) -> None:
+        """Add an item; waits until there is room. Raises `InboxClosed`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._bytes or self._bytes + size <= self._limit)
+            if self._closed:
+                raise InboxClosed
+            self._add(item, size)
+
+    def put_now(self, item: T) -> None:
+        """Add an item of size 0 without waiting; no effect if the inbox is closed."""
+        with self._changed:
+            if not self._closed:
+                self._add(item, 0)
+
+    def get(self, timeout: float, most: int) -> list[T]:
+        """Take at least one item, and more up to `most` bytes. Empty after `timeout` seconds, or if the inbox is closed."""
+        items: list[T] = []
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._items, timeout)
+            while self._items and (not items or self._items[0][1] <= most):
+                item, size = self._items.popleft()
+                items.append(item)
+                most -= size
+                self._bytes -= size
+            if items:
+                self._changed.notify_all()
+        return items
+
+    def close(self) -> None:
+        """Drop all items and wake all waiting threads."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._bytes = 0
+            self._changed.notify_all()
+
+    def _add(self, item: T, size: int) -> None:
+        self._items.append((item, size))
+        self._bytes += size
+        self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import ClusterTlsError, ClusterUnfit, RetryBudgetExhausted, TikvBrError
 from tikv_br.formats.keys.text import show_key
-from tikv_br.incremental.feed.frontier import RegionSpan, ResolvedFrontier
+from tikv_br.incremental.feed.events import REPORT_SECONDS, FeedOptions
 from tikv_br.incremental.feed.ingests import WARN_SECONDS
-from tikv_br.incremental.feed.options import FeedOptions
-from tikv_br.incremental.feed.status import REPORT_SECONDS
 from tikv_br.incremental.feed.stream import (
     FeedInbox,
     LocatedRegions,
     Locator,
+    RegionSpan,
+    ResolvedFrontier,
     ResubscribeAdvice,
     StoreStream,
     Subscription,

@@ -19,8 +19,7 @@ from dataclasses import replace
 
 import tikv_br
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.etcd_lease import LeaseHolder
+from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, Put, absent, created_at
 from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged
 from tikv_br.incremental.group.model import CaptureInfo, ChangefeedState, ChangefeedTask, GroupState, TaskId

@@ -23,14 +23,14 @@ from tikv_br.errors import (
     TikvBrError,
 )
 from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState
-from tikv_br.incremental.group.scheduler import DeadCaptures
+from tikv_br.incremental.group.owner import DeadCaptures
 from tikv_br.incremental.group.store import GroupStore
 from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, protect, resolve, service_id, source_codec
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink, wait_for_sink
 from tikv_br.incremental.sinks.url import LogTarget, parse
 from tikv_br.incremental.sinks.writer import ReplicateOptions
-from tikv_br.patience import wait_until
 from tikv_br.records import dump
+from tikv_br.retry import wait_until
 
 
 def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start, sink: SinkOptions) -> ChangefeedInfo:

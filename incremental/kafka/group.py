@@ -17,11 +17,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tikv_br.errors import KafkaError, KafkaRefused, KafkaUnreachable, SyncStateDamaged, TopicDamaged
-from tikv_br.incremental.kafka.client import REQUEST_SECONDS, client_config, kafka, kafka_errors
-from tikv_br.incremental.kafka.failures import CONNECT_SECONDS, PROBE_SECONDS, BrokerFailures
+from tikv_br.incremental.kafka.client import (
+    CONNECT_SECONDS,
+    PROBE_SECONDS,
+    REQUEST_SECONDS,
+    BrokerFailures,
+    client_config,
+    kafka,
+    kafka_errors,
+)
 from tikv_br.incremental.kafka.messages import MAX_NUMBER, PartitionEnd, Received
 from tikv_br.incremental.kafka.url import KafkaUrl
-from tikv_br.patience import Patience, wait_until
+from tikv_br.retry import Patience, wait_until
 
 if TYPE_CHECKING:
     import confluent_kafka

@@ -13,7 +13,7 @@ from tikv_br.errors import KafkaDenied, KafkaRefused, KafkaUnreachable, UsageErr
 from tikv_br.incremental.kafka.client import DENIED, REQUEST_SECONDS, as_error, client_config, kafka, kafka_errors
 from tikv_br.incremental.kafka.messages import MAX_MESSAGE_BYTES
 from tikv_br.incremental.kafka.url import KafkaUrl
-from tikv_br.patience import wait_until
+from tikv_br.retry import wait_until
 
 if TYPE_CHECKING:
     import confluent_kafka

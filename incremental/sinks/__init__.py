@@ -3,9 +3,8 @@
 Modules, in reading order:
 - base: the interface of a sink
 - tikv: writes to a TiKV cluster
-- log: writes a log archive
 - kafka: writes to a Kafka topic
 - json_lines: writes JSON lines to a file or a stream
 - writer: gives batches to a sink, with retries and at a limited rate
-- url: parses ``--sink`` addresses; open: opens the sink of one
+- url: parses ``--sink`` addresses; open: opens the sink of one; the sink of a log archive
 """

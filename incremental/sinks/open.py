@@ -1,4 +1,7 @@
-"""Opens the sinks of the targets that `sinks.url` parses."""
+"""Opens the sinks of the targets that `sinks.url` parses.
+
+A sink that writes a log archive (`tikv_br.archive`): every version of every key, in Parquet files.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tikv_br import __version__
+from tikv_br.archive.records import InexactPeriod, MissedIngest
+from tikv_br.archive.writer import LogWriter
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
 from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
@@ -34,18 +39,52 @@ from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.sinks.base import Sink, unfenced
 from tikv_br.incremental.sinks.json_lines import FileSink, StreamSink
 from tikv_br.incremental.sinks.kafka import KafkaSink
-from tikv_br.incremental.sinks.log import LogSink
 from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink
 from tikv_br.incremental.sinks.url import BlackholeTarget, FileTarget, LogTarget, StdoutTarget, Target, TikvTarget
 from tikv_br.incremental.sinks.writer import ReplicateOptions
-from tikv_br.patience import Patience
 from tikv_br.progress_events import Event, Notice
-from tikv_br.retry import Backoff
+from tikv_br.retry import Backoff, Patience
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from tikv_br.incremental.feed.events import Missed, Scanned
+
+
+class LogSink(Sink):
+    """Confirms what is part of the log, which is less than what was written. The first `resolve` starts or resumes the log."""
+
+    all_versions = True
+
+    def __init__(self, writer: LogWriter, place: str) -> None:
+        self._writer = writer
+        self.place = place
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """See `Sink.write`; durable only after `resolve` has returned a ts that covers it. Raises `StorageUnreachable`."""
+        self._writer.append(batch)
+
+    def resolve(self, ts: int, *, flush: bool = False) -> int:
+        """See `Sink.resolve`. Raises as `LogWriter.start` and `LogWriter.flush`."""
+        self._writer.start(ts)
+        if flush or self._writer.is_due:
+            self._writer.flush(ts)
+        return self._writer.flushed_ts
+
+    def mark_inexact(self, scanned: Scanned) -> None:
+        """See `Sink.mark_inexact`: recorded in the next segment."""
+        span = scanned.span
+        self._writer.mark_inexact(InexactPeriod(span.start, span.end, scanned.from_ts, scanned.to_ts))
+
+    def mark_missed(self, missed: Missed) -> None:
+        """See `Sink.mark_missed`: recorded in the next segment, as a gap."""
+        span = missed.span
+        self._writer.mark_missed(MissedIngest(span.start, span.end, missed.from_ts, missed.to_ts, missed.cause))
+
+    def close(self) -> None:
+        """See `Sink.close`. Rows that are not part of the log yet are dropped: the feed delivers them again."""
 
 
 class BlackholeSink(Sink):

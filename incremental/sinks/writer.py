@@ -24,8 +24,7 @@ from tikv_br.errors import (
 from tikv_br.formats import columns
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.status import Rate
-from tikv_br.patience import Patience
-from tikv_br.retry import Backoff
+from tikv_br.retry import Backoff, Patience
 
 if TYPE_CHECKING:
     import pyarrow as pa

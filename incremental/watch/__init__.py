@@ -2,6 +2,5 @@
 
 Modules, in reading order:
 - status: the status of a sync, when it is unhealthy or degraded
-- metrics: the Prometheus metrics
-- server: what ``--status-addr`` answers, on `tikv_br.web`
+- server: the Prometheus metrics; what ``--status-addr`` answers, on `tikv_br.web`
 """

@@ -10,11 +10,11 @@ from tikv_br.cluster.safepoint import SILENCE_SECONDS, describe_silence
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import TikvBrError
 from tikv_br.incremental.diff_mode import Pass
-from tikv_br.incremental.feed.status import FeedStatus
+from tikv_br.incremental.feed.events import FeedStatus
 from tikv_br.incremental.pipeline import Replicator
 from tikv_br.incremental.status import SyncStatus
-from tikv_br.patience import Patience
 from tikv_br.redaction import redact
+from tikv_br.retry import Patience
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.logs import write_log
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cli.main import run as tikv_br
-from tikv_br.drill.page import SCENARIOS
+from tikv_br.drill.run import SCENARIOS
 from tikv_br.drill.tail import Tail
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion

@@ -18,7 +18,7 @@ SCRIPT = """
 import contextlib, io, json, sys
 import typer.main
 from tikv_br.cli import main
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import leaves
 starts_servers = {("playground", "start"), ("serve",)}
 answers = []
 

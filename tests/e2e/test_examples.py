@@ -17,7 +17,7 @@ from tests.e2e.command import PROGRAM, QUICK, environment, tikv_br
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.archive.log import LogArchive
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY

@@ -39,7 +39,7 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys import codec
 from tikv_br.formats.sst.table import Table
 from tikv_br.playground.encoding import encoding_of
-from tikv_br.playground.versions import ServerVersion
+from tikv_br.playground.settings import ServerVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

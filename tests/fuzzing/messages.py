@@ -34,7 +34,7 @@ from tikv_br.formats.rows import from_storage
 from tikv_br.formats.sst.reader import SstReader
 from tikv_br.formats.sst.source import MemorySource
 from tikv_br.formats.sst.writer import SstOptions, SstWriter
-from tikv_br.incremental.feed.decode import decode
+from tikv_br.incremental.feed.feed import decode
 
 CODEC = KeyCodec(ApiVersion.V2)
 V1 = KeyCodec(ApiVersion.V1)

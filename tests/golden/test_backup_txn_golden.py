@@ -13,15 +13,14 @@ import pytest
 
 from tests.support.one_store import OneStore
 from tests.unit.dataflow.samples import options
-from tikv_br.backup.store_requests import TxnRequests
-from tikv_br.backup.store_task import run_store_task
+from tikv_br.backup.store import TxnRequests, run_store_task
 from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.cluster.pb import brpb_pb2, coprocessor_pb2, tipb_pb2
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.task import BackupJob, Snapshot
+from tikv_br.dataflow.write import BackupJob, Snapshot
 from tikv_br.errors import RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum

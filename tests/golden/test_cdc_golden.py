@@ -9,7 +9,7 @@ from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.formats import cdc
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.incremental.feed.decode import decode
+from tikv_br.incremental.feed.feed import decode
 
 CODEC = KeyCodec(ApiVersion.V2)
 COMMITTED, DELETE = cdcpb_pb2.Event.LogType.COMMITTED, cdcpb_pb2.Event.Row.OpType.DELETE

@@ -15,11 +15,11 @@ from fastcrc import crc64
 
 from tests.support.txn_backups import recorded_codec, recorded_value
 from tests.unit.cluster.fakes import KV, FakeCluster, region, with_leader
-from tikv_br.cluster.checksum import LAST_KEY, txn_checksum
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.cluster.pb import coprocessor_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.cluster.txnkv import LAST_KEY, txn_checksum
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyMode, encode
 

@@ -14,8 +14,7 @@ from tests.integration.backup.reading import golden_rows
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import UsageError
-from tikv_br.export.options import ExportOptions
-from tikv_br.export.run import ExportSummary, export
+from tikv_br.export.run import ExportOptions, ExportSummary, export
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import parse_key
 from tikv_br.storage.url import parse

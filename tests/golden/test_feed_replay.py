@@ -15,9 +15,8 @@ from tikv_br.cluster.pb import cdcpb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.incremental.feed.events import Resolved, Rows
+from tikv_br.incremental.feed.events import FeedOptions, Resolved, Rows
 from tikv_br.incremental.feed.feed import Feed
-from tikv_br.incremental.feed.options import FeedOptions
 
 CODEC = KeyCodec(ApiVersion.V2)
 QUIET_POLLS = 3

@@ -19,10 +19,8 @@ from tests.unit.formats_sst.tables import write as write_table
 from tikv_br import records
 from tikv_br.backupset import prune
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import ENTRIES, Index
-from tikv_br.backupset.index_entry import entry_of
-from tikv_br.backupset.rebuild import rebuild
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.index import ENTRIES, Index, entry_of, rebuild
+from tikv_br.backupset.prune import Policy
 from tikv_br.backupset.rows import chosen_codec, count_fences, find_value, has_rows, read_rows
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch

@@ -8,8 +8,7 @@ import sys
 
 from tests.support.faulty_store import FaultyStore
 from tikv_br.backupset.index import Index
-from tikv_br.backupset.prune import execute, plan
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.prune import Policy, execute, plan
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -14,7 +14,7 @@ import pytest
 
 from tikv_br.errors import StorageConflict, StorageError, StorageObjectMissing
 from tikv_br.storage.base import ObjectInfo, ObjectStore, exists, read_chunks
-from tikv_br.storage.cloud_writer import PART_SIZE
+from tikv_br.storage.cloud import PART_SIZE
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -18,8 +18,7 @@ from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br import records
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.lease import PathLease
-from tikv_br.backupset.lease_record import Lease, LeaseOwner, newest
+from tikv_br.backupset.lease import Lease, LeaseOwner, PathLease, newest
 from tikv_br.backupset.ledger import write_entry
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupPathInUse, LeaseHeld, StorageObjectMissing
 from tikv_br.storage.open import open_store

@@ -30,10 +30,9 @@ from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.cluster.txnkv import has_transactions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
-from tikv_br.gc.election import PREFIX
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import FOREVER, GcReport, report
-from tikv_br.gc.worker import GcWorker, WorkerOptions
+from tikv_br.gc.worker import PREFIX, GcWorker, WorkerOptions
 from tikv_br.playground.etcd import EtcdServer
 
 HOUR = 3600

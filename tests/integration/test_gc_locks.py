@@ -19,8 +19,7 @@ from tikv_br.errors import ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.gc.transactions import resolve_locks
-from tikv_br.gc.worker import run_round
+from tikv_br.gc.worker import resolve_locks, run_round
 
 
 @pytest.fixture(scope="module", params=[ApiVersion.V1, ApiVersion.V2], ids=lambda version: version.label)

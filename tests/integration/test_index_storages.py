@@ -19,10 +19,8 @@ from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import DAY_MS, FIRST_MS, index_entry, make_backup, names, shelve
 from tikv_br import records
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index, add_to_index, entry_name
-from tikv_br.backupset.prune import execute, plan
-from tikv_br.backupset.rebuild import rebuild
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.index import Index, add_to_index, entry_name, rebuild
+from tikv_br.backupset.prune import Policy, execute, plan
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -20,8 +20,8 @@ from tikv_br.backup.run import backup
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.dataflow import plan
-from tikv_br.dataflow.engine import choose_engine
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.plan import choose_engine
 from tikv_br.errors import Terminated, TikvBrError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions, Via

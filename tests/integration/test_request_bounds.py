@@ -12,15 +12,14 @@ import pytest
 from tests.e2e.command import QUICK, tikv_br
 from tests.integration.playground.clients import Client, running
 from tests.support.txn import TxnClient, put
-from tikv_br.cluster.checksum import txn_checksum
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.locks import SnapshotLocks
-from tikv_br.cluster.txnkv import has_transactions
+from tikv_br.cluster.txnkv import has_transactions, txn_checksum
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode, encode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
-from tikv_br.gc.transactions import resolve_locks
+from tikv_br.gc.worker import resolve_locks
 from tikv_br.playground.failpoints import FailpointTable
 from tikv_br.playground.txn.reads import TxnReads
 

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.playground.clients import Client, running
 from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.waiting import eventually
-from tikv_br.backup.txn import backup_txn
+from tikv_br.backup.run import backup_txn
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.keys.codec import KeyMode, encode

@@ -15,9 +15,9 @@ from fastcrc import crc64
 from tests.support.live_cluster import live_cluster
 from tests.support.live_txns import ALIVE, NAMES, Txns, prefix_of
 from tikv_br.cluster import store
-from tikv_br.cluster.checksum import PrefixRule, txn_checksum
 from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.cluster.txnkv import PrefixRule, txn_checksum
 from tikv_br.errors import ClusterUnfit, ClusterUnreachable, DangerousRequest, LocksRemain
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum

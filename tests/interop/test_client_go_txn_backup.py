@@ -10,7 +10,7 @@ import pytest
 
 from tests.interop.conftest import Clusters, ConnectTxn
 from tests.support.live_cluster import LiveCluster
-from tikv_br.backup.txn import backup_txn
+from tikv_br.backup.run import backup_txn
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode, encode

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     if kind == "cluster":
         _run_cluster(words[0])
     elif {"-V", "--version"} & set(words):
-        from tikv_br.playground.versions import RECORDED
+        from tikv_br.playground.settings import RECORDED
 
         sys.stdout.write(VERSION.format(RECORDED.tikv if kind == "tikv" else f"v{RECORDED.pd}") + "\n")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.backupset.run_record import PathState, mark_path, path_state
+from tikv_br.backupset.manifest import PathState, mark_path, path_state
 from tikv_br.backupset.sealed import read_record
 from tikv_br.errors import BackupPathInUse
 from tikv_br.storage.base import ObjectStore

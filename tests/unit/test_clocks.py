@@ -11,7 +11,7 @@ from tests.support.tools import ROOT
 STAMP = "a time in a record or an answer that this process writes, of what it does"
 TEXT = "for people, in a sentence or a column: no decision"
 REASONS = {
-    "archive/chunks.py": (1, STAMP),
+    "archive/compact.py": (1, STAMP),
     "archive/maintenance.py": (3, f"two: {STAMP}; `log status` knows no PD, and says whose clock its lag is by"),
     "archive/writer.py": (1, STAMP),
     "backup/dated.py": (
@@ -20,11 +20,9 @@ REASONS = {
     ),
     "backupset/backup_writer.py": (1, STAMP),
     "backupset/lease.py": (
-        1,
-        "the end of our own lease, for people and for machines that agree with the storage's clock",
-    ),
-    "backupset/lease_record.py": (
-        2,
+        3,
+        "the end of our own lease, for people and for machines that agree with the storage's clock"
+        "; "
         "one: a lease has expired only if the storage's clock says so as well; one: " + TEXT,
     ),
     "backupset/prune.py": (
@@ -32,27 +30,27 @@ REASONS = {
         "a backup from the future is kept; a clock that is off removes less, as the storage's time counts too",
     ),
     "cli/changefeed_cmd.py": (1, STAMP),
+    "cli/key_flags.py": (1, "an age on the command line of a command that knows no PD"),
     "cli/log.py": (3, "the times of log lines, which logging has taken"),
-    "cli/show_cmd.py": (1, "`cat` prints a value in any case; it says by whose clock the value has expired"),
     "cli/shared.py": (1, STAMP),
+    "cli/show_cmd.py": (1, "`cat` prints a value in any case; it says by whose clock the value has expired"),
     "cluster/clock.py": (6, "compares this machine's clock with PD's"),
     "cluster/timestamps.py": (2, "one: " + TEXT + "; one: an age on the command line of a command that knows no PD"),
-    "dataflow/context.py": (1, STAMP),
+    "dataflow/run.py": (1, STAMP),
     "drill/backups.py": (1, "the end of a drill's writes if the source has no timestamps; the report names the clock"),
     "drill/context.py": (1, STAMP),
     "drill/history.py": (1, "a report from the future does not count"),
     "drill/run.py": (1, "the name of a drill"),
-    "export/steps.py": (2, STAMP),
-    "cli/point_flags.py": (1, "an age on the command line of a command that knows no PD"),
+    "export/run.py": (2, STAMP),
     "gc/watch.py": (1, STAMP),
     "incremental/group/capture.py": (1, STAMP),
     "incremental/group/owner.py": (1, STAMP),
-    "incremental/group/task_checkpoints.py": (1, STAMP),
+    "incremental/group/worker.py": (1, STAMP),
     "incremental/pipeline.py": (1, STAMP),
     "incremental/sinks/open.py": (1, STAMP),
     "incremental/sync.py": (1, STAMP),
     "incremental/watch/server.py": (1, STAMP),
-    "report/draft.py": (1, STAMP),
+    "report/operation.py": (1, STAMP),
     "restore/resume.py": (1, STAMP),
     "retry.py": (3, "the time in a log line, by the clock of that line"),
     "serve/watcher.py": (2, "when a place was read, and how old what was read is: " + TEXT),

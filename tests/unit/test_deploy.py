@@ -22,7 +22,7 @@ from scripts.generate_prometheus_rule import main as generate_rule
 from tests.unit.drill.samples import passed
 from tests.unit.incremental.statuses import status
 from tests.unit.serve import samples
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
 from tikv_br.cluster.timestamps import compose
@@ -31,7 +31,7 @@ from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.gc.metrics import WorkerFigures, write_metrics
 from tikv_br.gc.status import report
 from tikv_br.report.hooks import Hooks
-from tikv_br.serve.metrics import collect
+from tikv_br.serve.web import collect
 from tikv_br.web.metrics import registry, respond
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -59,7 +59,7 @@ def test_no_setting_is_taken_for_a_variable_of_kubernetes(monkeypatch: pytest.Mo
     """The variable of every flag of every command is kept."""
     import typer.main
 
-    from tikv_br.cli.groups import leaves
+    from tikv_br.cli.command import leaves
     from tikv_br.cli.settings import options, variables
 
     names = {

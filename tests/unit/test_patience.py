@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.clock import Clock
 from tikv_br.errors import ClusterUnreachable, KafkaUnreachable
-from tikv_br.patience import Patience, wait_until
+from tikv_br.retry import Patience, wait_until
 
 
 def test_failures_in_a_row_count_from_the_first() -> None:

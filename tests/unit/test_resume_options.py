@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tikv_br.backup.merge import MergeOptions
-from tikv_br.backupset.manifest import Description
-from tikv_br.backupset.run_record import RunRecord
+from tikv_br.backupset.manifest import Description, RunRecord
 from tikv_br.bulk_load.run import BulkLoadOptions
 from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cluster.config import ClusterConfig
@@ -18,9 +17,8 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.point_in_time import PointOptions
 from tikv_br.restore.options import Restamp, RestoreOptions
 from tikv_br.resume_options import MAY_CHANGE, chosen, chosen_differences, compared, compared_as, differences
-from tikv_br.storage.cloud_options import AzureOptions, CloudFlags, GcsOptions, S3Options
 from tikv_br.storage.crypter import SecretText
-from tikv_br.storage.url import StorageLocation
+from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation
 from tikv_br.tasks.inputs import Input
 
 CLUSTER = ClusterConfig(pd=("127.0.0.1:2379",))

@@ -1,17 +1,29 @@
-"""Opens a log archive, and chooses the files of a range and a time."""
+"""Opens a log archive, and chooses the files of a range and a time.
+
+Up to which time the segments of a log cover its keys, and their gaps.
+
+Looks up the changes of one key in a log archive.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from tikv_br.archive.coverage import Coverage, LogGap
-from tikv_br.archive.objects import DamagedObject, read_checkpoint_ts, read_segment, read_truncated_ts
-from tikv_br.archive.records import DESCRIPTION, LogDescription, Segment, SegmentName, check_id
-from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.identity import verify_file_content, verify_file_identity
+from tikv_br.archive.records import (
+    DESCRIPTION,
+    DamagedObject,
+    LogDescription,
+    Segment,
+    SegmentName,
+    check_id,
+    read_checkpoint_ts,
+    read_segment,
+    read_truncated_ts,
+)
+from tikv_br.backupset.files import FileEntry, verify_file_content, verify_file_identity
 from tikv_br.backupset.rows import read_rows
 from tikv_br.backupset.sealed import read_record, with_key_of
 from tikv_br.cluster.timestamps import show_ts
@@ -23,6 +35,78 @@ from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class LogGap:
+    """Changes that no segment has: keys of `span` with from_ts < ts <= to_ts."""
+
+    span: KeyRange
+    from_ts: int
+    to_ts: int
+    cause: str = ""
+    """The ingest whose rows no change feed delivers; empty = a segment is missing."""
+
+    def __str__(self) -> str:
+        because = f": {self.cause} ingested rows with older timestamps" if self.cause else ""
+        period = f"from {show_ts(self.from_ts, age=False)} to {show_ts(self.to_ts, age=False)}"
+        return f"{self.span} {period}{because}"
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Time up to which segments cover each key without a gap."""
+
+    spans: Sequence[KeyRange]
+    after_ts: int
+    gaps: list[LogGap] = field(default_factory=list)
+    _pieces: list[tuple[KeyRange, int]] = field(default_factory=list)
+    """Adjacent spans, and the ts that each has reached."""
+
+    def __post_init__(self) -> None:
+        self._pieces = [(span, self.after_ts) for span in self.spans if not span.is_empty]
+
+    def add(self, segments: Iterable[Segment]) -> Coverage:
+        """Add segments by ascending `from_ts`; returns itself."""
+        for segment in segments:
+            if segment.to_ts > self.after_ts:
+                self._add(segment)
+            self.gaps += [
+                LogGap(here, max(missed.from_ts, self.after_ts), missed.to_ts, missed.cause)
+                for missed in segment.missed
+                for span in self.spans
+                if missed.to_ts > self.after_ts and not (here := intersection(span, missed.span)).is_empty
+            ]
+        return self
+
+    @property
+    def end_ts(self) -> int:
+        """Lowest ts up to which every key is covered."""
+        return min([gap.from_ts for gap in self.gaps] + [reached for _, reached in self._pieces], default=self.after_ts)
+
+    def gaps_until(self, ts: int) -> list[LogGap]:
+        """The gaps up to a ts, by time."""
+        inside = [replace(gap, to_ts=min(gap.to_ts, ts)) for gap in self.gaps if gap.from_ts < ts]
+        tail = [LogGap(span, reached, ts) for span, reached in self._pieces if reached < ts]
+        return sorted(inside + tail, key=lambda gap: (gap.from_ts, gap.to_ts, gap.span))
+
+    def _add(self, segment: Segment) -> None:
+        pieces: list[tuple[KeyRange, int]] = []
+        for span, reached in self._pieces:
+            here = intersection(span, segment.span)
+            if here.is_empty or segment.to_ts <= reached:
+                pieces.append((span, reached))
+                continue
+            if segment.from_ts > reached:
+                self.gaps.append(LogGap(here, reached, segment.from_ts))
+            rest = gaps(span, [here])
+            pieces += sorted([(here, segment.to_ts), *((each, reached) for each in rest)])
+        self._pieces = []
+        for span, reached in pieces:
+            if self._pieces and self._pieces[-1][1] == reached and self._pieces[-1][0].end == span.start:
+                span = KeyRange(self._pieces.pop()[0].start, span.end)  # noqa: PLW2901 - merged with the one before
+            self._pieces.append((span, reached))
+
 
 READERS = 16
 """Number of segments read at once."""
@@ -271,3 +355,41 @@ def read_log_rows(
         yield from read_rows(store, file, codec, span)
     except BackupDamaged as error:
         raise LogDamaged(f"the log at {store.location.redacted()} is damaged: {error.message}") from None
+
+
+class KeyChange(NamedTuple):
+    """A version of a key."""
+
+    ts: int
+    deleted: bool
+    value: bytes
+    """Empty for a delete."""
+    expire_ts: int
+    """Seconds since the epoch; 0 = never."""
+
+
+def changes_of(archive: LogArchive, user_key: bytes, after_ts: int, up_to_ts: int) -> list[KeyChange]:
+    """The versions of a key with after_ts < ts <= up_to_ts that the log has, by ts. It may lack some: see `gaps` and `inexact_windows`.
+
+    Raises `LogDamaged`, `StorageError`.
+    """
+    rpc_key = archive.codec.rpc_key(user_key)
+    span = KeyRange(rpc_key, rpc_key + b"\0")
+    files = {
+        file.name: file
+        for segment in archive.segments
+        for file in segment.files
+        if file.min_ts <= up_to_ts and file.max_ts > after_ts and file.key_range.contains(span)
+    }
+
+    def read(file: FileEntry) -> list[KeyChange]:
+        return [change for change in _versions(archive, file, span) if after_ts < change.ts <= up_to_ts]
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="lookup") as pool:
+        return sorted({change for found in pool.map(read, files.values()) for change in found})
+
+
+def _versions(archive: LogArchive, file: FileEntry, span: KeyRange) -> Iterator[KeyChange]:
+    for batch in archive.rows(file, span):
+        for row in batch.select(["ts", "deleted", "value", "expire_ts"]).to_pylist():
+            yield KeyChange(row["ts"], row["deleted"], b"" if row["deleted"] else row["value"], row["expire_ts"])

@@ -14,17 +14,14 @@ from tikv_br.archive.log import LogSource
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.timestamps import physical_ms, show_ts
 from tikv_br.cluster.topology import ClusterInfo
-from tikv_br.dataflow import path
-from tikv_br.dataflow.context import BackupContext, Lineage
+from tikv_br.dataflow import steps
 from tikv_br.dataflow.convert import Conversion, ConvertedRows
-from tikv_br.dataflow.engine import Engine
-from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.read import StoredRows
-from tikv_br.dataflow.run import BackupReport, run_backup
+from tikv_br.dataflow.plan import Engine
+from tikv_br.dataflow.read import MergeSources, StoredRows
+from tikv_br.dataflow.run import BackupContext, BackupReport, Lineage, run_backup
 from tikv_br.dataflow.steps import check_input, commit, run_backup_tasks, verify_coverage
-from tikv_br.dataflow.task import TaskResult, try_task
-from tikv_br.dataflow.write import write_interval
+from tikv_br.dataflow.write import TaskResult, try_task, write_interval
 from tikv_br.errors import LogDamaged, ResumeRefused, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange, gaps
@@ -79,7 +76,7 @@ def merge_steps(options: MergeOptions) -> list[Step[MergeContext]]:
     checks: list[Step[MergeContext]] = [
         FunctionStep("check the input", check_input),
         FunctionStep("read the sources", read_sources),
-        FunctionStep("check the storage", path.check_storage),
+        FunctionStep("check the storage", steps.check_storage),
     ]
     find = FunctionStep("look for a resumable backup", find_resumable_merge)
     plan = FunctionStep("plan", make_plan)
@@ -87,15 +84,15 @@ def merge_steps(options: MergeOptions) -> list[Step[MergeContext]]:
         return [*checks, find, plan]
     return [
         *checks,
-        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
+        FunctionStep("acquire the backup lock", steps.acquire_backup_lock, steps.release_backup_lock),
         find,
-        FunctionStep("record the run", path.record_run),
+        FunctionStep("record the run", steps.record_run),
         FunctionStep("check the files", check_files),
         plan,
         FunctionStep("merge", merge),
         FunctionStep("verify coverage", verify_coverage),
         FunctionStep("commit", commit),
-        FunctionStep("clean up", path.clean_up),
+        FunctionStep("clean up", steps.clean_up),
     ]
 
 
@@ -123,7 +120,7 @@ def read_sources(context: MergeContext) -> None:
 def find_resumable_merge(context: MergeContext) -> None:
     """Resume an unfinished merge of the same sources, at the time that it has chosen."""
     wanted = context.backup_ts
-    path.find_resumable_backup(context)
+    steps.find_resumable_backup(context)
     if context.merge.ts and context.backup_ts != wanted:
         raise ResumeRefused(
             f"the unfinished merge at {context.options.storage.redacted()} is of {show_ts(context.backup_ts)}, "

@@ -13,13 +13,12 @@ from itertools import pairwise
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.cluster import Cluster, ClusterPool
-from tikv_br.cluster.prefetch import Prefetcher
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.scan import Prefetcher
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.dataflow.convert import BatchStats, Converter
 from tikv_br.dataflow.plan import cut_at
-from tikv_br.dataflow.task import BackupJob, PhaseSeconds, TaskResult, try_task
-from tikv_br.dataflow.write import DataFiles, RegionCounts
+from tikv_br.dataflow.write import BackupJob, DataFiles, PhaseSeconds, RegionCounts, TaskResult, try_task
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import RawPage, ScanPage

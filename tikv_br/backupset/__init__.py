@@ -6,13 +6,13 @@ Modules, in reading order:
 
 - `layout`: names of a backup's objects
 - `backup_writer`, `backup_set`: makes a backup, and opens one
-- `manifest`, `backupmeta`: our record of a backup, and the Go TiKV-BR's
+- `manifest`, `backupmeta`: our records of a backup and of its run, and the Go TiKV-BR's
 - `sealed`: records (`tikv_br.records`) in the storage, encrypted if the backup is
 - `files`: the record of a data file, its writer, and the checks of its identity
 - `coverage`: proof that files cover the ranges of a backup
 - `ledger`: what each task has done, for resuming
-- `run_record`, `lease_record`, `lease`: the state of a backup's path with the record of its run, and the lease on it
+- `lease`: the lease on the path of a backup
 - `rows`: the rows of data files
-- `index_entry`, `index`, `rebuild`: the index of the backups in a folder
-- `retention`, `removal`, `prune`: which backups to keep, and removing the others
+- `index`: the index of the backups in a folder
+- `prune`: which backups to keep, and removing the others
 """

@@ -12,8 +12,16 @@ from operator import ne
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backupmeta import TOOL_PREFIX, MetaContent, decode, encode, meta_content
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.files import FileEntry, FileKind, FilePair, Totals, pair_files, totals
-from tikv_br.backupset.identity import verify_file_content, verify_file_identity
+from tikv_br.backupset.files import (
+    FileEntry,
+    FileKind,
+    FilePair,
+    Totals,
+    pair_files,
+    totals,
+    verify_file_content,
+    verify_file_identity,
+)
 from tikv_br.backupset.manifest import Description, Manifest
 from tikv_br.backupset.sealed import key_of, with_key
 from tikv_br.cluster.timestamps import physical_ms

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tikv_br.backupset import coverage, layout, ledger, manifest, run_record
+from tikv_br.backupset import coverage, layout, ledger, manifest
 from tikv_br.backupset.backupmeta import MetaEncoder, meta_content
 from tikv_br.backupset.coverage import RegionList, require_disjoint
-from tikv_br.backupset.files import ColumnFamily, FileEntry, Totals, totals
-from tikv_br.backupset.identity import size_damage
+from tikv_br.backupset.files import ColumnFamily, FileEntry, Totals, size_damage, totals
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description, Manifest, Statistics
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CoverageError, StorageError
@@ -105,7 +104,7 @@ class BackupWriter:
                 f"{self._store.location} holds a complete backup, which is not removed",
                 hint="`tikv-br backup delete` removes a complete backup.",
             )
-        if run_record.path_state(self._store) is run_record.PathState.FREE:
+        if manifest.path_state(self._store) is manifest.PathState.FREE:
             return 0
         names = layout.own(info.name for info in self._store.list())
         gone = [name for name in names if layout.is_data(name) or layout.is_record(name)]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec, keyspaces_in, shown_keyspaces
-from tikv_br.backupset.files import FileEntry, FileKind, FilePair
-from tikv_br.backupset.identity import verify_file_identity
+from tikv_br.backupset.files import FileEntry, FileKind, FilePair, verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import FormatError, UnsupportedFormat

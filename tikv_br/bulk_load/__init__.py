@@ -5,12 +5,11 @@ those of a restore.
 
 Modules, in reading order:
 
-- `run`: options, and the load from its options to its summary
+- `run`: options, and the load from its options to its summary; the online alternative, which puts the rows
 - `stage`: the steps that make the temporary backup
-- `inputs`, `files`, `text`: inputs that this process reads without Spark
+- `files`: inputs that this process reads without Spark
 - `local`: sorts their rows on threads
-- `partition`: the task that writes one partition; `partitioned`: the backup that they make
-- `put`: the online alternative, which puts the rows
+- `partition`: the task that writes one partition, and the backup that they make
 - `runs`: the same for rows that Spark writes to our data source: sorted runs instead of an input
 
 Never imports the command line.

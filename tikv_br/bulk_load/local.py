@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tikv_br.bulk_load.inputs import BATCH_ROWS, BadRow, BadRows, FileInput, InputPart, NeedsSpark, Rows
+from tikv_br.bulk_load.files import BATCH_ROWS, BadRow, BadRows, FileInput, InputPart, NeedsSpark, Rows
 from tikv_br.bulk_load.partition import EXAMPLES
 from tikv_br.errors import UsageError
 from tikv_br.formats import columns

@@ -16,14 +16,20 @@ from typing import TYPE_CHECKING
 from tikv_br.backupset import layout
 from tikv_br.backupset.files import FileEntry, FileWriter
 from tikv_br.backupset.rows import read_rows
-from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
-from tikv_br.bulk_load.partitioned import PartitionContext, choose_encoding, commit
+from tikv_br.bulk_load.partition import (
+    EXAMPLES,
+    PartitionContext,
+    PartitionJob,
+    PartitionResult,
+    choose_encoding,
+    commit,
+    write_partition,
+)
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.dataflow import path, steps
-from tikv_br.dataflow.engine import Engine
-from tikv_br.dataflow.merge import file_sizes
+from tikv_br.dataflow import steps
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.plan import plan_by_sizes
+from tikv_br.dataflow.plan import Engine, plan_by_sizes
+from tikv_br.dataflow.read import file_sizes
 from tikv_br.dataflow.run import remove_temporary, run_backup
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
@@ -193,13 +199,13 @@ def merge_steps() -> list[Step[RunsContext]]:
         FunctionStep("check the input", steps.check_input),
         FunctionStep("connect", steps.connect),
         FunctionStep("check the cluster", check_cluster),
-        FunctionStep("check the storage", path.check_storage),
-        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
-        FunctionStep("record the run", path.record_run),
+        FunctionStep("check the storage", steps.check_storage),
+        FunctionStep("acquire the backup lock", steps.acquire_backup_lock, steps.release_backup_lock),
+        FunctionStep("record the run", steps.record_run),
         FunctionStep("merge and write", merge_runs),
         FunctionStep("check the rows", check_rows),
         FunctionStep("commit", commit),
-        FunctionStep("clean up", path.clean_up),
+        FunctionStep("clean up", steps.clean_up),
     ]
 
 

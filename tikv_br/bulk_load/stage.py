@@ -19,12 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tikv_br.backupset.coverage import keyspace_codec
-from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, write_partition
-from tikv_br.bulk_load.partitioned import PartitionContext, choose_encoding, commit
+from tikv_br.bulk_load.partition import (
+    EXAMPLES,
+    PartitionContext,
+    PartitionJob,
+    choose_encoding,
+    commit,
+    write_partition,
+)
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.keyspaces import chosen_keyspace
-from tikv_br.dataflow import path, steps
-from tikv_br.dataflow.engine import Engine
+from tikv_br.dataflow import steps
+from tikv_br.dataflow.plan import Engine
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.limits import RowLimits
@@ -32,7 +38,7 @@ from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
 from tikv_br.steps import FunctionStep, Step
-from tikv_br.storage.cloud_options import CloudFlags
+from tikv_br.storage.url import CloudFlags
 from tikv_br.tasks.executor import MIN_SPARK_BYTES
 from tikv_br.tasks.frames import (
     kept,
@@ -52,7 +58,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from tikv_br.bulk_load.inputs import FileInput
+    from tikv_br.bulk_load.files import FileInput
     from tikv_br.bulk_load.local import Partition, SortedRuns
 
 R = TypeVar("R")
@@ -74,8 +80,8 @@ class StageOptions:
 
     def identity(self, cluster: ClusterConfig) -> str:
         """A name that is the same for the same target and options that a resumed load must share, and not for others."""
-        path = self.input.path
-        base = "" if path.startswith("/") or ":" in path else str(Path.cwd())  # a relative path is of this folder
+        steps = self.input.path
+        base = "" if steps.startswith("/") or ":" in steps else str(Path.cwd())  # a relative path is of this folder
         source = self.input
         # Text has a name of its own: what older versions have staged of it may have other rows.
         more = (*((source.csv, source.encoding) if source.is_text else ()), *filter(None, [source.expiry_column]))
@@ -172,14 +178,14 @@ def stage_steps(*, dry_run: bool) -> list[Step[StageContext]]:
         return [*checks, open_step, FunctionStep("sort and count", write_files)]
     return [
         *checks,
-        FunctionStep("check the storage", path.check_storage),
+        FunctionStep("check the storage", steps.check_storage),
         open_step,
-        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
-        FunctionStep("record the run", path.record_run),
+        FunctionStep("acquire the backup lock", steps.acquire_backup_lock, steps.release_backup_lock),
+        FunctionStep("record the run", steps.record_run),
         FunctionStep("sort and write", write_files),
         FunctionStep("check the rows", check_rows),
         FunctionStep("commit", commit),
-        FunctionStep("clean up", path.clean_up),
+        FunctionStep("clean up", steps.clean_up),
     ]
 
 
@@ -199,8 +205,7 @@ def check_cluster(context: StageContext) -> None:
 
 def open_input(context: StageContext) -> None:
     """Choose who reads the input, and find its columns. Raises `UsageError` if one is missing or has no mapping to bytes."""
-    from tikv_br.bulk_load.files import open_files
-    from tikv_br.bulk_load.inputs import NeedsSpark
+    from tikv_br.bulk_load.files import NeedsSpark, open_files
     from tikv_br.bulk_load.local import check_columns
 
     options, stage = context.options, context.stage
@@ -232,7 +237,7 @@ def start_spark(context: StageContext, reason: str = "") -> None:
     """Have Spark read the input: start the session that the later steps use, and read the schema. Raises `UsageError` if it must not."""
     options, source, files = context.options, context.stage.input, context.files
     if options.executor == "driver":
-        from tikv_br.bulk_load.inputs import NeedsSpark
+        from tikv_br.bulk_load.files import NeedsSpark
 
         raise NeedsSpark(f"--executor driver: this process cannot read the input: {reason}")
     if options.executor == "auto" and reason:

@@ -18,17 +18,17 @@ Modules here import nothing heavy at their top, so that ``--help`` is fast.
 Modules, in reading order:
 
 - main: the entry point, the table of commands, errors and exit codes
-- command: how a command is declared; groups: how it is found, and imported only when it runs
-- help: groups of options, and which of them only ``--help-all`` shows; help_cmd: ``help``
-- shared: flags that commands share; backup_flags: storage and backups; point_flags: log archives and times; key_flags: keys and ranges; kinds: durations, sizes, rates
+- command: how a command is declared, found, and imported only when it runs
+- help: groups of options, and which of them only ``--help-all`` shows
+- shared: flags that commands share; backup_flags: storage and backups; key_flags: keys, ranges, log archives and times; kinds: durations, sizes, rates
 - settings: the config file
 - output: results as text or JSON lines; keys, sizes, durations and tables as text
 - log: the log on stderr or in a file
 - progress: progress displays
 - backup_cmd, restore_cmd, verify_cmd, diff_cmd, check_cmd: the commands of those names; summaries: what backups and restores show
-- backups_cmd: ``list`` and ``backup pin``, ``unpin``, ``abort``, ``unlock``; prune_cmd: ``prune`` and ``backup delete``; show_cmd: ``show`` and ``cat``
+- backups_cmd: ``list``, ``prune`` and ``backup pin``, ``unpin``, ``abort``, ``unlock``, ``delete``; show_cmd: ``show`` and ``cat``
 - sync_flags: flags of syncs, captures and changefeeds; status_flags: flags of the status that they serve
-- sync_view: status of running syncs; log_view: status, segments and changes of a log archive
+- sync_view: status of running syncs
 - sync_cmd, log_cmd, changefeed_cmd, capture_cmd (``changefeed capture``)
-- drill_cmd (with drill_flags), raw_cmd, playground_cmd, config_cmd (with ``version``)
+- drill_cmd, export_cmd, gc_cmd, kafka_cmd, load_cmd, playground_cmd, raw_cmd, serve_cmd, spark_cmd, config_cmd (with ``version`` and ``help``)
 """

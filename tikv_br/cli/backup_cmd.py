@@ -11,9 +11,8 @@ import typer
 
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag
-from tikv_br.cli.key_flags import RangesFlags
+from tikv_br.cli.key_flags import ALLOW_INEXACT, LogSourceFlags, RangesFlags, parse_ts_or_latest
 from tikv_br.cli.output import KeyForm, reporting
-from tikv_br.cli.point_flags import ALLOW_INEXACT, LogSourceFlags, parse_ts_or_latest
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.summaries import backup_figures, show_backup
 from tikv_br.errors import UsageError
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from tikv_br.dataflow.options import BackupOptions, Loss
     from tikv_br.dataflow.run import BackupReport
     from tikv_br.progress_events import Reporter
-    from tikv_br.report.draft import Draft
+    from tikv_br.report.operation import Draft
 
 DST_API_VERSION = partial(flag, None, "API version of the backup (default: the cluster's).", shared=True)
 KEYSPACES = partial(
@@ -168,7 +167,7 @@ class TxnBackupFlags(backup_flags.BackupFlags):
 def backup_txn(flags: TxnBackupFlags) -> None:
     """Back up transactional data, as of JuiceFS or SurrealDB, at one timestamp. Not for TiDB."""
     with reporting("backup txn", flags.report) as draft:
-        from tikv_br.backup.txn import backup_txn as back_up
+        from tikv_br.backup.run import backup_txn as back_up
         from tikv_br.formats.keys.codec import KeyMode
 
         done = _run(draft, flags, flags.range, {"key_mode": KeyMode.TXN}, back_up)

@@ -14,9 +14,8 @@ import typer
 from tikv_br.cli import kinds, shared
 from tikv_br.cli.command import REQUIRED, Flags, argument, build, flag, given
 from tikv_br.errors import TikvBrError, UsageError
-from tikv_br.storage.cloud_options import AzureOptions, CloudFlags, GcsOptions, S3Options
 from tikv_br.storage.crypter import Crypter, SecretText
-from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
 
 if TYPE_CHECKING:
     from tikv_br.backupset.backup_set import BackupSet

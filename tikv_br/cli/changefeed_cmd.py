@@ -106,7 +106,7 @@ def create(flags: CreateFlags) -> None:
     start = flags.start.required(flags.storage_flags, flags.cluster.config())
     with flags.group() as group:
         from tikv_br.cluster.ingests import Follower
-        from tikv_br.incremental.feed.options import hold_back_for
+        from tikv_br.incremental.feed.events import hold_back_for
         from tikv_br.incremental.group.changefeeds import resolved
         from tikv_br.incremental.handover import CHANGEFEED_STATE, check_runs_alone, service_id
 
@@ -219,7 +219,7 @@ def update(flags: UpdateFlags) -> None:
     if target is not None:
         check_shared(target)
     with flags.group() as group:
-        from tikv_br.incremental.feed.options import hold_back_for
+        from tikv_br.incremental.feed.events import hold_back_for
         from tikv_br.incremental.group.changefeeds import moved
         from tikv_br.incremental.sinks.open import SinkOptions
 

@@ -16,7 +16,7 @@ from tikv_br.errors import DifferencesFound, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.compare.report import Counts, DifferentRange
-    from tikv_br.diff.options import BackupChoice, ClusterChoice
+    from tikv_br.diff.places import BackupChoice, ClusterChoice
     from tikv_br.diff.run import DiffResult, DiffSummary
 
 RANGES_SHOWN = 20
@@ -81,7 +81,7 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
             raise UsageError("--repair-delete and --repair-missing need --repair")
         span = flags.range.key_range()
         from tikv_br.diff import run
-        from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
+        from tikv_br.diff.places import BackupChoice, ClusterChoice, DiffOptions
 
         cluster, other = _two_clusters(context, flags)
         _require_one_side(other, flags.chosen or (flags.storage if not other or given(context, "storage") else ""))

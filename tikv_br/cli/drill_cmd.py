@@ -1,23 +1,271 @@
-"""``tikv-br drill``: run, list, show and schedule recovery drills."""
+"""``tikv-br drill``: run, list, show and schedule recovery drills.
+
+Flags of ``tikv-br drill run``, and the options that they become.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from dataclasses import asdict
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tikv_br.cli import backup_flags, shared
-from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.drill_flags import REPORTS, DrillFlags
+from tikv_br.cli import backup_flags, key_flags, kinds, shared
+from tikv_br.cli.backup_cmd import DST_API_VERSION, KEYSPACES, SAFE_INTERVAL
+from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
+from tikv_br.cli.key_flags import LogSourceFlags, parse_ts_or_latest
 from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import show_time
+from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
+    from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.dataflow.options import BackupOptions
     from tikv_br.drill.history import PastDrill
+    from tikv_br.drill.ledger import EntryKind, Remover
     from tikv_br.drill.notify import Summary
+    from tikv_br.drill.options import PointChoice, TailOptions
+    from tikv_br.drill.targets import DrillTarget
+    from tikv_br.report.hooks import Hooks
+    from tikv_br.storage.url import StorageLocation
+
+
+REPORTS = partial(
+    flag,
+    "",
+    "Directory or URL for reports, and for the records by which interrupted drills are cleaned up.",
+    shared=True,
+    metavar="URL",
+    show_default="~/.local/state/tikv-br/drills",
+)
+
+
+class RehearsedBackupFlags(Flags):
+    backup: str = flag(
+        "new",
+        "Backup to restore: make a new one of --pd, use the newest of --storage, or the one at a URL.",
+        metavar="new|newest|URL",
+    )
+    keyspaces: list[str] | None = KEYSPACES()
+    dst_api_version: Literal["v1", "v1ttl", "v2"] | None = DST_API_VERSION()
+    safe_interval: float = SAFE_INTERVAL()
+    spark: shared.SparkFlags
+
+    def new(self, cluster: ClusterConfig, place: StorageLocation) -> BackupOptions | None:
+        """Return the options of a new backup, or None to use an existing one.
+
+        Raises `UsageError` for flags without effect.
+        """
+        if self.backup != "new":
+            if self.keyspaces or self.dst_api_version:
+                raise UsageError("--keyspace and --dst-api-version need --backup new")
+            return None
+        from tikv_br.dataflow.options import BackupOptions
+        from tikv_br.formats.api_version import ApiVersion
+
+        return self.fill(
+            BackupOptions,
+            cluster=cluster,
+            storage=place,
+            keyspaces=tuple(self.keyspaces or ()),
+            dst_api_version=ApiVersion.from_label(self.dst_api_version) if self.dst_api_version else None,
+        )
+
+    @property
+    def url(self) -> str:
+        """The URL of a named backup; ``""`` = none."""
+        return "" if self.backup in {"new", "newest"} else self.backup
+
+
+class DrillTargetFlags(Flags):
+    target: Literal["playground", "cluster"] | None = flag(
+        None,
+        "Kind of target: a playground (emulator of PD and TiKV) started for the drill, or an empty cluster or keyspace.",
+        show_default="playground, unless --target-pd or --target-keyspace is given",
+    )
+    target_pd: str = flag(
+        "",
+        "PD endpoints of an empty target cluster; its data is deleted after the drill (default with --target-keyspace: --pd).",
+        metavar="HOST:PORT[,…]",
+    )
+    target_ca: str | None = flag(
+        None, "CA certificate for --target-pd (PEM; default: --ca; empty: no TLS).", metavar="FILE"
+    )
+    target_cert: str | None = flag(None, "Client certificate for --target-pd (PEM; default: --cert).", metavar="FILE")
+    target_key: str | None = flag(None, "Private key of --target-cert (PEM; default: --key).", metavar="FILE")
+    target_keyspace: str = flag(
+        "", "Empty target keyspace (API V2); its data is deleted after the drill.", metavar="ID|NAME"
+    )
+    target_prefix: str = flag("", "")
+    target_stores: int = flag(3, "Number of stores of the playground.", limits=(1, 100))
+    work_dir: str = flag(
+        "", "Directory for the playground's data.", metavar="DIR", show_default="the system's temporary directory"
+    )
+
+    def choose(self, source: shared.ClusterFlags) -> tuple[DrillTarget, dict[EntryKind, Remover]]:
+        """The target, and how to remove playgrounds of earlier drills. Raises `UsageError`."""
+        from tikv_br.drill.ledger import EntryKind
+        from tikv_br.drill.playground import PlaygroundTarget
+        from tikv_br.drill.targets import ClusterTarget
+        from tikv_br.playground import launcher
+
+        uses_cluster = self._uses_cluster()
+        parent = Path(self.work_dir) if self.work_dir else Path(tempfile.gettempdir()) / f"tikv-br-drills-{os.getuid()}"
+        playground = PlaygroundTarget(launcher, parent, self.target_stores)
+        removers: dict[EntryKind, Remover] = {EntryKind.PLAYGROUND: playground}
+        if not uses_cluster:
+            return playground, removers
+        tls = (self.target_ca, self.target_cert, self.target_key)
+        cluster = source.other(self.target_pd, *tls) if self.target_pd else source.config()
+        return ClusterTarget(cluster, self.target_keyspace), removers
+
+    def _uses_cluster(self) -> bool:
+        if self.target_prefix:
+            raise UsageError(
+                "--target-prefix was removed: rows that other clients write to the same keyspace could be deleted with those of a drill",
+                hint="Use --target-keyspace with an empty keyspace, --target-pd with an empty cluster, or a playground.",
+            )
+        named = bool(self.target_pd or self.target_keyspace)
+        if self.target == "playground" and named:
+            raise UsageError("--target playground cannot be combined with --target-pd or --target-keyspace")
+        if self.target == "cluster" and not named:
+            raise UsageError("--target cluster needs --target-pd or --target-keyspace")
+        tls = (self.target_ca, self.target_cert, self.target_key)
+        if any(each is not None for each in tls) and not self.target_pd:
+            raise UsageError("--target-ca, --target-cert and --target-key need --target-pd")
+        return named
+
+
+class DrillPointFlags(Flags):
+    """The time that --scenario point-in-time restores."""
+
+    source: LogSourceFlags
+    within: float = flag(
+        "6h", "Choose a random time at most this long before the newest restorable time.", kind=kinds.TIME
+    )
+    until: str = flag(
+        "",
+        "Restore this time: latest, a PD timestamp, a time or an age (default: a random one).",
+        "--until",
+        "--restore-ts",
+        metavar="TS|TIME|latest",
+    )
+    compare_source: bool = flag(
+        False,
+        "Also compare with all rows of --pd: a key may differ only if the log has a later change of it. `log start` must be running.",
+    )
+
+    def choice(self, storage: backup_flags.StorageFlags) -> PointChoice | None:
+        """None without a log. Raises `UsageError`."""
+        log = self.source.source(storage)
+        if log is None:
+            if self.until or self.compare_source:
+                raise UsageError("--until and --compare-source need --log and --scenario point-in-time")
+            return None
+        from tikv_br.drill.options import PointChoice
+
+        ts = parse_ts_or_latest(self.until, "--until") if self.until else None
+        return PointChoice(log, ts, self.within, self.compare_source)
+
+
+class TailFlags(Flags):
+    tail: float | None = flag(
+        None,
+        "Replicate from the source to the target for this long after the restore, then rehearse the cut-over.",
+        kind=kinds.TIME,
+    )
+    tail_lag: float = flag("10s", "Start the cut-over when the target's lag is at most this.", kind=kinds.TIME)
+    tail_patience: float = flag(
+        "5m",
+        "Maximum time to wait until the lag is at most --tail-lag, and then until the last write has arrived.",
+        kind=kinds.TIME,
+    )
+    canary: str = flag("", "")
+
+    def options(self) -> TailOptions | None:
+        """None = the source is not followed. Raises `UsageError`."""
+        if self.canary:
+            raise UsageError(
+                "--canary was removed: drills do not write to the source any more",
+                hint="Omit it. --tail measures the cut-over by timestamps of the source.",
+            )
+        if self.tail is None:
+            return None
+        from tikv_br.drill.options import TailOptions
+
+        return TailOptions(self.tail, self.tail_lag, self.tail_patience)
+
+
+class GoalFlags(Flags):
+    rpo: float | None = flag(
+        None, "Objective: maximum data loss, as time (RPO). Exceeding it fails the drill.", kind=kinds.TIME
+    )
+    rto: float | None = flag(
+        None, "Objective: maximum time until data is restored and verified (RTO).", kind=kinds.TIME
+    )
+    max_age: float | None = flag(None, "Objective: maximum age of the backup.", kind=kinds.TIME)
+    min_keys: int | None = flag(
+        None, "Objective: minimum number of keys after the restore.", limits=(0, kinds.MAX_COUNT)
+    )
+    cut_over: float | None = flag(
+        None,
+        "Objective: maximum time from the last write to the verified target during the cut-over (with --tail).",
+        kind=kinds.TIME,
+    )
+
+
+class DrillHookFlags(shared.HookFlags):
+    webhook_url: str = flag("", "URL to POST the verdict and figures of each drill to, as JSON.", metavar="URL")
+    webhook_url_file: str = flag("", "File with the URL for --webhook-url.", metavar="FILE")
+    on_end: str = flag(
+        "", "Command to run after each drill, with TIKV_BR_DRILL_* in its environment.", metavar="COMMAND"
+    )
+
+    def hooks(self) -> Hooks:
+        """The hooks. Raises `UsageError`."""
+        webhook = shared.secret_of("--webhook-url", self.webhook_url, self.webhook_url_file)
+        return replace(super().hooks(), webhook=webhook, command=shared.words_of("--on-end", self.on_end))
+
+    def around(self, path: str, flags: Flags) -> AbstractContextManager[None]:
+        """Nothing: a drill runs its hooks itself, with its figures and before it writes its report."""
+        del path, flags
+        return nullcontext()
+
+
+class DrillFlags(backup_flags.BackupFlags):
+    storage: str = backup_flags.storage(backup_flags.MANY_BACKUPS)
+    backup: RehearsedBackupFlags
+    scenario: Literal["lost-cluster", "deleted-range", "corrupt-backup", "stale-safe-point", "point-in-time"] = flag(
+        "lost-cluster",
+        "Incident to rehearse: lost-cluster restores everything, deleted-range the keys from --start to --end, point-in-time the "
+        "rows of a past time, with --log; corrupt-backup and stale-safe-point must be detected.",
+    )
+    range: key_flags.RangeFlags
+    seed: int | None = flag(
+        None,
+        "Seed for choosing the byte that --scenario corrupt-backup changes, or the time that point-in-time restores to.",
+        limits=(0, kinds.MAX_SEED),
+        show_default="0 for corrupt-backup, random for point-in-time",
+    )
+    point: DrillPointFlags
+    goals: GoalFlags
+    reports: str = REPORTS()
+    keep_last: int = flag(
+        0,
+        "Keep the reports of the newest N drills and the backups they made, and remove older ones (0 = keep all).",
+        limits=(0, kinds.MAX_BACKUPS),
+    )
+    target: DrillTargetFlags
+    tail: TailFlags
+    drill_hooks: DrillHookFlags
+    cluster: shared.ClusterFlags
+
 
 log = logging.getLogger(__name__)
 COLUMNS = ("id", "started", "verdict", "scenario", "RTO", "RPO", "keys", "size")

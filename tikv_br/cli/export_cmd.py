@@ -70,8 +70,7 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
         raise UsageError("--ratelimit limits the reads from stores: it cannot be combined with a backup to read")
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.dataflow.options import BackupOptions
-    from tikv_br.export.options import ExportOptions
-    from tikv_br.export.run import export
+    from tikv_br.export.run import ExportOptions, export
 
     read = flags.fill(
         BackupOptions,

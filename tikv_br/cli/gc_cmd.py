@@ -76,9 +76,16 @@ def run(flags: RunFlags) -> None:
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.etcd import Etcd
     from tikv_br.gc.metrics import WorkerFigures, write_metrics
-    from tikv_br.gc.transactions import check_has_versions, check_round, resolve_locks
     from tikv_br.gc.watch import WorkerWatch
-    from tikv_br.gc.worker import GcWorker, WorkerOptions, no_locks, worker_name
+    from tikv_br.gc.worker import (
+        GcWorker,
+        WorkerOptions,
+        check_has_versions,
+        check_round,
+        no_locks,
+        resolve_locks,
+        worker_name,
+    )
 
     options = WorkerOptions(flags.life_time, flags.interval, round(flags.lease))
     stop, file = threading.Event(), Path(flags.metrics_file) if flags.metrics_file else None
@@ -280,8 +287,7 @@ def release(flags: ReleaseFlags) -> None:
     """Remove a service safe point that is no longer needed, so that GC can pass it. Refused while a run renews it."""
     config = flags.cluster.config()
     from tikv_br.cluster.pd import PdClient
-    from tikv_br.gc.release import find, release_unused
-    from tikv_br.gc.status import owner_of
+    from tikv_br.gc.status import find, owner_of, release_unused
 
     with PdClient(config) as client:
         pd, owner = client, owner_of(flags.service)

@@ -16,7 +16,7 @@ from typing import TextIO
 from tikv_br import retry, run_id
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact, visible, visible_lines
-from tikv_br.storage.cloud_options import expand_home
+from tikv_br.storage.url import expand_home
 
 
 class LogLevel(enum.StrEnum):

@@ -18,7 +18,7 @@ import typer.main
 
 from tikv_br import pandas_import, run_id, signals
 from tikv_br.cli import log
-from tikv_br.cli.groups import LazyCommand, LazyGroup
+from tikv_br.cli.command import LazyCommand, LazyGroup
 from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
 from tikv_br.cli.settings import Invocation
 from tikv_br.environment import drop_foreign_variables
@@ -37,11 +37,11 @@ class Commands(LazyGroup):
         name: LazyCommand(tuple(f"tikv_br.cli.{each}_cmd" for each in modules.split()), text, panel)
         for panel, commands in {
             "Protect": (
-                ("backup", "backup backups prune show", "Back up a cluster, and look after its backups."),
+                ("backup", "backup backups show", "Back up a cluster, and look after its backups."),
                 ("log", "log", "Archive all changes of a cluster, for point-in-time recovery."),
                 (
                     "prune",
-                    "prune",
+                    "backups",
                     "Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately.",
                 ),
             ),
@@ -79,7 +79,7 @@ class Commands(LazyGroup):
                 ("spark", "spark", "Prepare Spark clusters."),
                 ("config", "config", "Show effective settings, write a config file and check it."),
                 ("version", "config", "Show the versions of tikv-br and of its main dependencies."),
-                ("help", "help", "Show the help of a command, or of a topic such as storage."),
+                ("help", "config", "Show the help of a command, or of a topic such as storage."),
             ),
             "Try": (
                 ("playground", "playground", "Run an emulator of PD and TiKV on this machine, for tests and demos."),
@@ -89,7 +89,7 @@ class Commands(LazyGroup):
                 ("unpin", "backups", "Allow prune to remove a pinned backup again."),
                 (
                     "delete",
-                    "prune",
+                    "backups",
                     "Delete one complete backup. Fails if it is pinned, or the base of an incremental one.",
                 ),
                 ("abort", "backups", "Remove an unfinished backup. Fails if the backup is complete."),

@@ -65,8 +65,7 @@ class PlaygroundFlags(DirectoryFlags):
 def start(flags: PlaygroundFlags) -> None:
     """Start a new or stopped playground. Its data and settings are kept in its directory."""
     from tikv_br.playground import launcher
-    from tikv_br.playground.settings import Settings, TlsSettings
-    from tikv_br.playground.versions import ServerVersion
+    from tikv_br.playground.settings import ServerVersion, Settings, TlsSettings
 
     changes = flags.values(Settings) | {
         "api_version": None if flags.api_version is None else ApiVersion.from_label(flags.api_version).value,

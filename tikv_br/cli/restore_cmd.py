@@ -13,8 +13,8 @@ import typer
 
 from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import Command, command, flag
+from tikv_br.cli.key_flags import LOG_ID, LogSourceFlags, PointFlags, RequiredPointFlags
 from tikv_br.cli.output import KeyForm, Output, read_key, reporting
-from tikv_br.cli.point_flags import LOG_ID, LogSourceFlags, PointFlags, RequiredPointFlags
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.summaries import point_figures, restore_figures, show_point, show_restore, show_restore_plan
 from tikv_br.errors import UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
     from tikv_br.point_in_time import PointOptions
     from tikv_br.progress_events import Reporter
-    from tikv_br.report.draft import Draft
+    from tikv_br.report.operation import Draft
     from tikv_br.restore.options import RestoreOptions
     from tikv_br.restore.run import RestoreSummary
     from tikv_br.storage.url import StorageLocation

@@ -16,12 +16,11 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from tikv_br.cli.command import CommandPath, variable
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import CommandPath, leaves, variable
 from tikv_br.environment import CONFIG, user_folder
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
-from tikv_br.storage.cloud_options import expand_home
+from tikv_br.storage.url import expand_home
 
 DEFAULTS = "defaults"
 CONFIG_NAME = "config.toml"

@@ -14,8 +14,8 @@ import typer
 
 from tikv_br.cli import backup_flags, key_flags
 from tikv_br.cli.command import REQUIRED, argument, command, flag
+from tikv_br.cli.key_flags import LogSourceFlags
 from tikv_br.cli.output import KeyForm, Output, human_bytes, label, picked, quote, read_key
-from tikv_br.cli.point_flags import LogSourceFlags
 from tikv_br.cluster.timestamps import show_time, show_ts
 from tikv_br.errors import BackupDamaged, KeyNotFound, TikvBrError, UsageError
 from tikv_br.formats.keys.codec import KeyMode
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
     from tikv_br.backupset.backup_set import BackupSet
     from tikv_br.backupset.files import FileEntry
-    from tikv_br.backupset.index import ListedBackup
-    from tikv_br.backupset.index_entry import IndexEntry
+    from tikv_br.backupset.index import IndexEntry, ListedBackup
     from tikv_br.backupset.rows import FoundValue
     from tikv_br.formats.keys.ranges import KeyRange
 
@@ -55,7 +54,7 @@ def show_backup(flags: ShowFlags, context: typer.Context) -> None:
 def _show_summary(out: Output, backup: BackupSet, log: LogSource | None) -> None:
     fields = _summary(backup)
     if log is not None:
-        from tikv_br.dataflow.merge import MergeSources
+        from tikv_br.dataflow.read import MergeSources
 
         first, last = MergeSources.open(backup.store.location, log).window()
         fields |= {"window_start": first, "window_end": last}

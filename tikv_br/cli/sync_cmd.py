@@ -69,7 +69,7 @@ class FollowFlags(shared.CommandFlags):
         source, scratch = self.cluster.config(), scratch_folder(self.state.scratch_dir)
         state = self.state.state(self.cluster, self.storage_flags, self.etcd, target)
         start, span = self.start.start(self.storage_flags, source), self.range.key_range()
-        from tikv_br.incremental.feed.options import FeedOptions
+        from tikv_br.incremental.feed.events import FeedOptions
         from tikv_br.incremental.sinks.writer import ReplicateOptions
         from tikv_br.incremental.sync import SyncOptions
 
@@ -145,7 +145,7 @@ def _diff_options(flags: SyncFlags) -> DiffModeOptions:
     if flags.sink.sink_ratelimit:
         raise UsageError("--sink-ratelimit cannot be combined with --mode diff, which writes only differences")
     from tikv_br.cluster.config import ClusterConfig
-    from tikv_br.diff.options import ClusterChoice, DiffOptions
+    from tikv_br.diff.places import ClusterChoice, DiffOptions
     from tikv_br.incremental.diff_mode import DiffModeOptions
     from tikv_br.incremental.sinks.url import TikvTarget
 

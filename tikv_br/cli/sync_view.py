@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tikv_br.cli import log as logs
-from tikv_br.cli import table
+from tikv_br.cli import output
 from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
 from tikv_br.cli.status_flags import StatusFlags
 from tikv_br.cluster.timestamps import show_ts
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-    from tikv_br.incremental.feed.status import FeedStatus
+    from tikv_br.incremental.feed.events import FeedStatus
     from tikv_br.incremental.status import SyncStatus
     from tikv_br.incremental.watch.status import NamedStatus, StatusSource
 
@@ -159,7 +159,7 @@ def draw(found: Sequence[NamedStatus], max_lag: float, width: int | None = None)
             problems += [Text(visible(f"{each.name}: {line}"), style="yellow") for line in more]
     idle = ("",) * (len(COLUMNS) - 1)
     rows = [(visible(each.name), *(_cells(each.status) if each.status is not None else idle)) for each in found]
-    return Group(Text(table.table(COLUMNS, rows, width, drop=DROP)), *problems)
+    return Group(Text(output.table(COLUMNS, rows, width, drop=DROP)), *problems)
 
 
 def _cells(status: SyncStatus) -> tuple[str, ...]:

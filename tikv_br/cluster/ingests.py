@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from tikv_br import __version__, records
-from tikv_br.backupset.lease_record import LeaseOwner
-from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.etcd_lease import LeaseHolder
+from tikv_br.backupset.lease import LeaseOwner
+from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, KeyValue, Put, modified_at, unchanged
 from tikv_br.errors import BackupDamaged, BackupUnsupported, EtcdRefused
 from tikv_br.formats.keys.ranges import KeyRange, intersection

@@ -1,8 +1,15 @@
-"""Client of one store, with timeouts and errors of this package; and the pool of all stores' clients."""
+"""Client of one store, with timeouts and errors of this package; and the pool of all stores' clients.
+
+The stream of changes of one store.
+
+Guards of requests that would crash a store, which are checked before they are sent.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
@@ -12,21 +19,157 @@ import grpc
 from tikv_br import cancellation
 from tikv_br.cancellation import TaskCancelled, request_seconds
 from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of, to_cluster_error
-from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.config import ClusterConfig, TlsFiles
+from tikv_br.cluster.pb import brpb_pb2, cdcpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
 from tikv_br.cluster.pb.import_sstpb_pb2_grpc import ImportSSTStub
 from tikv_br.cluster.pb.tikvpb_pb2_grpc import TikvStub
 from tikv_br.cluster.regions import Region
-from tikv_br.cluster.request_guards import check_backup, check_get_ttl, check_sst
 from tikv_br.cluster.topology import Store
-from tikv_br.errors import ClusterError, ClusterUnreachable, DangerousRequest
+from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, DangerousRequest
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import decode, encode
+from tikv_br.formats.keys.ranges import KeyRange, gaps
+from tikv_br.formats.keys.text import show_both, show_key
 from tikv_br.retry import Outage
 
 if TYPE_CHECKING:
     from grpc import _CallIterator
-from tikv_br.cluster.event_feed import EventFeed
+
+
+MULTIPLEXED = (("features", "stream-multiplexing"),)
+"""Metadata of an EventFeedV2 call; without it the store treats the call as EventFeed."""
+
+
+class EventFeed:
+    """A stream of changes, with flow control of its own: what is not read stays in the store.
+
+    `send` and `cancel` may be called from any thread; one thread iterates, once.
+
+    Iterating raises `ClusterUnreachable` (also after `cancel` and when the store ends the call), `CallUnsupported` when
+    the store has no such call, `ClusterTlsError` or `RequestRefused`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        tls: TlsFiles,
+        to_error: Callable[[grpc.RpcError], ClusterError],
+        outage: Outage,
+        probe: Callable[[], bool],
+        *,
+        multiplexed: bool,
+    ) -> None:
+        """`multiplexed` calls EventFeedV2, which older stores do not have. ``outage`` and ``probe`` are the store's."""
+        self.store = store
+        self.multiplexed = multiplexed
+        self._to_error, self._outage, self._probe = to_error, outage, probe
+        self._requests: queue.SimpleQueue[cdcpb_pb2.ChangeDataRequest | None] = queue.SimpleQueue()
+        self._channel = open_channel(store.address, tls, own_connection=True)
+        call: grpc.StreamStreamMultiCallable[cdcpb_pb2.ChangeDataRequest, bytes] = self._channel.stream_stream(
+            f"/cdcpb.ChangeData/{'EventFeedV2' if multiplexed else 'EventFeed'}",
+            request_serializer=cdcpb_pb2.ChangeDataRequest.SerializeToString,
+        )
+        requests, metadata = iter(self._requests.get, None), MULTIPLEXED if multiplexed else None
+        self._answers = run_in_worker_thread(lambda: call(requests, metadata=metadata))
+
+    def send(self, request: cdcpb_pb2.ChangeDataRequest) -> None:
+        """Queue a request; it is lost when the stream ends first."""
+        self._requests.put(request)
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            with self._outage.working(self._probe):
+                for answer in self._answers:
+                    self._outage.end()
+                    yield answer
+        except grpc.RpcError as error:
+            raise self._to_error(error) from None
+        finally:
+            self.cancel()
+        raise ClusterUnreachable(f"{self}: the store ended the feed")
+
+    def cancel(self) -> None:
+        run_in_worker_thread(self._end)
+
+    def _end(self) -> None:
+        self._answers.cancel()
+        self._requests.put(None)  # gRPC waits for the next request in a thread
+        self._channel.close()
+
+    def __str__(self) -> str:
+        return f"store {self.store.id} ({self.store.address})"
+
+
+SST_CFS = frozenset({"default", "write"})
+"""Column families that a store's importer knows; it panics at any other."""
+
+
+def check_get_ttl(api_version: ApiVersion) -> None:
+    """RawGetKeyTTL makes a store without TTL panic."""
+    if not api_version.has_ttl:
+        raise DangerousRequest("RawGetKeyTTL would crash a store without TTL")
+
+
+def check_backup(request: brpb_pb2.BackupRequest, regions: Sequence[Region] = ()) -> None:
+    """Raise `DangerousRequest` for a Backup of no range (start equal to end), which aborts a store.
+
+    One of transactions needs the regions that PD has just returned for its range: for their bounds see `check_bounds`.
+    """
+    ranges = [KeyRange(request.start_key, request.end_key)]
+    ranges += [KeyRange(sub.start_key, sub.end_key) for sub in request.sub_ranges]
+    for span in ranges:
+        if span.is_empty:
+            raise DangerousRequest(f"a Backup of the empty range {span} would crash the store")
+        if not request.is_raw_kv:
+            if unknown := gaps(_bounds(span), [KeyRange(region.start, region.end) for region in regions]):
+                raise DangerousRequest(
+                    f"a Backup of transactions in {span} could crash the store: the regions of {unknown[0]} are unknown"
+                )
+            check_bounds(span, regions)
+
+
+def check_bounds(span: KeyRange, regions: Iterable[Region]) -> None:
+    """Raise `ClusterUnfit` if a region's bound within a range of transactional rows is not memcomparable.
+
+    A store that backs up transactions decodes the bounds that do not lie outside of the range, and aborts at such a one.
+    """
+    inside = _bounds(span)
+    for region in regions:
+        for bound in (region.start, region.end):
+            if bound <= inside.start or (inside.end and bound >= inside.end):
+                continue
+            try:
+                decode(bound)
+            except DamagedBytes as error:
+                raise ClusterUnfit(
+                    f"a Backup of transactions in {span} would crash a store: the bound {show_both(bound)} of region "
+                    f"{region.id} is not the key of a transactional row: {error}",
+                    hint="The cluster also has raw data in this range. Back up ranges that exclude it, such as by --prefix.",
+                ) from None
+
+
+def _bounds(span: KeyRange) -> KeyRange:
+    return KeyRange(*(encode(key) if key else b"" for key in (span.start, span.end)))
+
+
+def check_sst(meta: import_sstpb_pb2.SSTMeta) -> None:
+    """Raise `DangerousRequest` for metadata that would crash a store: unknown column family, invalid UUID or range.
+
+    The file itself is checked where it is read (`tikv_br.formats.sst`): a store dies of a wrong one at ingest.
+    """
+    if meta.cf_name not in SST_CFS:
+        raise DangerousRequest(f"an SST for column family {meta.cf_name!r} would crash the store")
+    if len(meta.uuid) != len(uuid.NAMESPACE_DNS.bytes):
+        raise DangerousRequest(f"an SST needs a UUID of 16 bytes, not {len(meta.uuid)}")
+    if meta.range.end and meta.range.start > meta.range.end:
+        raise DangerousRequest(
+            f"an SST with the reversed range {show_key(meta.range.start)} to {show_key(meta.range.end)}"
+        )
+    if not meta.region_id or not meta.HasField("region_epoch"):
+        raise DangerousRequest("an SST without its region and epoch could land in another region")
+
 
 _SILENCE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 """Statuses of calls that the store has not answered; nearly always."""

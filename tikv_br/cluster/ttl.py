@@ -15,7 +15,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import Region
-from tikv_br.cluster.request_guards import check_get_ttl
+from tikv_br.cluster.store import check_get_ttl
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError
 from tikv_br.formats.errors import DamagedBytes

@@ -5,13 +5,10 @@ A is the reference, B is a cluster. Equal ranges are recognized by the stores' c
 Modules, in reading order:
 
 - report: differences and counts
-- sums: the checksums that stores may answer for rows that expire
 - rows: compares rows of both sides, batch by batch
-- sides: a cluster, a file of a backup, or rows in memory as a side
-- bisection: narrows a difference by checksums
+- sides: a cluster, a file of a backup, or rows in memory as a side, and the checksums that stores may answer for rows that expire
 - ranges: compares one range, from its checksum down to the keys that differ
-- files: compares files of a backup with a cluster
-- txn: the same of transactional backups
+- files: compares files of a backup, raw or transactional, with a cluster
 
 Imports cluster, storage, backupset and formats. Writes nothing.
 """

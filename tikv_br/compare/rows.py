@@ -13,7 +13,7 @@ from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.formats import columns
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.columns import Flags
-from tikv_br.formats.merge import SortedRun
+from tikv_br.formats.order import SortedRun
 
 SOON_SECONDS = 60
 """A row of a backup that expires within this time may be gone from the cluster before it is compared."""

@@ -12,8 +12,7 @@ from pyspark.sql.types import StructType
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of, keyspace_codec
-from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.identity import verify_file_identity
+from tikv_br.backupset.files import FileEntry, verify_file_identity
 from tikv_br.backupset.rows import keyspace_in, keyspaces_of
 from tikv_br.dataflow.read import StoredRows
 from tikv_br.datasource.options import CRYPTER_OPTIONS, KEY_OPTIONS, Options, use_this_python, with_hints

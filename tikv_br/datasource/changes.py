@@ -20,8 +20,8 @@ from tikv_br.archive.log import LogArchive, LogSource, read_log_rows
 from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.timestamps import show_ts
-from tikv_br.dataflow.merge import file_sizes
 from tikv_br.dataflow.plan import plan_by_sizes
+from tikv_br.dataflow.read import file_sizes
 from tikv_br.datasource.options import CRYPTER_OPTIONS, KEY_OPTIONS, Options, with_hints
 from tikv_br.datasource.rows import CHANGES, spark_batches
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, UsageError

@@ -18,9 +18,8 @@ from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.codec import successor
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.text import FORMS, parse_key
-from tikv_br.storage.cloud_options import CloudFlags, S3Options
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
-from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.storage.url import CloudFlags, S3Options, StorageLocation, parse
 from tikv_br.tasks.settings import is_local
 
 _KEY_FILE_VARIABLE, _KEY_VARIABLE = "TIKV_BR_CRYPTER_KEY_FILE", "TIKV_BR_CRYPTER_KEY"

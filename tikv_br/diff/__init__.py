@@ -2,9 +2,8 @@
 
 Modules, in reading order:
 
-- options: the options of a comparison
 - run: runs the steps, returns the summary
-- places: sides A and B, and the ranges to compare
+- places: the options of a comparison, its sides A and B, and the ranges to compare
 - task: the tasks that compare ranges, and write differences to B
 
 Imports compare, tasks, cluster, storage, backupset and formats. Writes only to B, and only in a repair.

@@ -1,4 +1,7 @@
-"""Sides A and B as values that pickle, and the ranges to compare."""
+"""Sides A and B as values that pickle, and the ranges to compare.
+
+Options of a comparison.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,61 @@ from tikv_br.cluster.keyspaces import chosen_keyspace, keyspace_names
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.compare.report import Meter
 from tikv_br.compare.sides import ClusterSide
-from tikv_br.diff.options import BackupChoice, ClusterChoice
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, gaps, intersection
 from tikv_br.progress_events import Reporter
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChoice:
+    """A keyspace of a cluster."""
+
+    config: ClusterConfig
+    keyspace: str | int = ""
+    """Id or name; ``""`` = the default keyspace for A, that of A's name for B. A number is not looked up in PD."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupChoice:
+    """A keyspace of a backup."""
+
+    storage: StorageLocation
+    keyspace: str = ""
+    """Id or name; ``""`` = the backup's only keyspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffOptions(ExecutorOptions):
+    """Options of one comparison of A, the reference, with B."""
+
+    a: ClusterChoice | BackupChoice
+    b: ClusterChoice
+    span: KeyRange = EVERY_KEY
+    """Range of user keys."""
+    keys: int = 20
+    """Maximum number of different keys to list; all are counted."""
+    allow_empty: bool = False
+    """Accept that an explicit range or keyspace has no row on either side."""
+    exact: bool = False
+    """Compare all rows. Checksums miss identical changes in an even number of rows."""
+
+    @property
+    def has_choice(self) -> bool:
+        """Return whether a range or a keyspace was requested."""
+        return bool(self.span != EVERY_KEY or self.a.keyspace != "" or self.b.keyspace != "")
+
+    @property
+    def where(self) -> ExecutorOptions:
+        """Return the executor: this machine unless Spark was requested, because the stores do most of the work."""
+        return self.choose("spark" if self.executor == "spark" else "driver", self.threads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from tikv_br.cluster.keyspaces import keyspace_names, matching_keyspace
 from tikv_br.cluster.txnkv import notice_transactions, refuse_transactions
 from tikv_br.compare.report import DifferentRange, KeyDifference, Meter, Report
 from tikv_br.diff import places
-from tikv_br.diff.options import BackupChoice, DiffOptions
-from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, find_backup, find_cluster
+from tikv_br.diff.places import BackupChoice, BackupPlace, ClusterPlace, DiffOptions, Unit, find_backup, find_cluster
 from tikv_br.diff.task import DiffJob, RepairJob, compare_units, repair_ranges, repairs
 from tikv_br.errors import NothingMatched, UsageError
 from tikv_br.formats.api_version import ApiVersion

@@ -2,7 +2,7 @@
 
 Imports the other operations and composes them; they do not import it. In reading order:
 
-- `run`: a drill from its options to its report; the steps of each scenario
+- `run`: a drill from its options to its report and its page; the steps of each scenario
 - `options`, `objectives`: what is requested, and what was measured
 - `context`: what the steps find out for one another
 - `ledger`: what a drill makes, saved before it is made, and its removal
@@ -10,12 +10,10 @@ Imports the other operations and composes them; they do not import it. In readin
 - `backups`: the backup to rehearse with
 - `recovery`: restore and verification
 - `damage`: the damage of the other scenarios, and whether it is detected
-- `point`, `log_comparison`: restore to a random time, and its comparison with backup and log
-- `live_source`: its comparison with the source
+- `point`, `log_comparison`: restore to a random time, and its comparison with backup, log and source
 - `tail`: following the source into the target
-- `cutover`: the steps of ``--tail``
-- `live_diff`: the comparison with a source that is still written to
-- `report`, `outcome`, `page`, `history`: the report, how it is made, its page, earlier drills and retention
+- `cutover`: the steps of ``--tail``, and the comparison with a source that is still written to
+- `report`, `history`: the report, earlier drills and retention
 - `notify`: heartbeat, webhook, textfile and command after a drill
 - `schedule`: a line for cron, units for systemd
 """

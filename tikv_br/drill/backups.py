@@ -8,8 +8,7 @@ from dataclasses import replace
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index, place_of
-from tikv_br.backupset.index_entry import IndexEntry, entry_of_backup
+from tikv_br.backupset.index import Index, IndexEntry, entry_of_backup, place_of
 from tikv_br.check.probe import CheckOptions, Status
 from tikv_br.check.run import check
 from tikv_br.cluster import timestamps

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset.index import IndexEntry
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.drill.ledger import COPIES, Cleaner, Creation, EntryKind, Ledger
 from tikv_br.drill.objectives import Measured
@@ -22,7 +22,7 @@ from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
-    from tikv_br.dataflow.merge import MergeSources
+    from tikv_br.dataflow.read import MergeSources
     from tikv_br.drill.tail import Tail
 
 

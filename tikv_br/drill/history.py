@@ -15,8 +15,7 @@ import msgspec
 from tikv_br import records
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index
-from tikv_br.backupset.prune import CLOCK_ERROR_MS, check_deletable
-from tikv_br.backupset.removal import remove
+from tikv_br.backupset.prune import CLOCK_ERROR_MS, check_deletable, remove
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,

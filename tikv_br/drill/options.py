@@ -16,7 +16,7 @@ from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.targets import ClusterTarget, DrillTarget
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.report.hooks import Hooks
 from tikv_br.storage.url import StorageLocation
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tikv_br.archive.log import LogArchive
-from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset.index import IndexEntry
 from tikv_br.cluster.timestamps import minus_seconds
-from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.drill import backups
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.live_source import source_of
+from tikv_br.drill.log_comparison import source_of
 from tikv_br.drill.options import PointChoice
 from tikv_br.drill.recovery import ownership_reporter
 from tikv_br.drill.report import ChosenPoint

@@ -17,8 +17,7 @@ from tikv_br.progress_events import Event, Notice, Reporter, StepStarted
 from tikv_br.report.facts import Compared, counted
 from tikv_br.restore.options import Restamp
 from tikv_br.restore.plan import choose_parts
-from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.restore.steps import FIRST_CHANGE
+from tikv_br.restore.run import FIRST_CHANGE, RestoreSummary, restore
 from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.run import verify
 

@@ -16,7 +16,7 @@ from tikv_br.cluster import safepoint
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.timestamps import seconds_between
-from tikv_br.diff.options import ClusterChoice, DiffOptions
+from tikv_br.diff.places import ClusterChoice, DiffOptions
 from tikv_br.drill.ledger import Creation, EntryKind
 from tikv_br.drill.options import TailOptions
 from tikv_br.errors import CutOverFailed, DrillRemains
@@ -28,7 +28,7 @@ from tikv_br.incremental.pipeline import Replicator
 from tikv_br.incremental.sinks.open import SinkOptions
 from tikv_br.incremental.sinks.url import TikvTarget
 from tikv_br.incremental.sync import SyncOptions, sync
-from tikv_br.patience import wait_until
+from tikv_br.retry import wait_until
 from tikv_br.storage.url import StorageLocation
 
 POLL_SECONDS = 0.1

@@ -4,5 +4,3 @@
 """
 
 from tikv_br.errors.base import *  # noqa: F403
-from tikv_br.errors.operations import *  # noqa: F403
-from tikv_br.errors.servers import *  # noqa: F403

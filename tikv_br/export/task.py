@@ -14,7 +14,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.dataflow.read import StoredRows, scan_rows
-from tikv_br.dataflow.task import try_task
+from tikv_br.dataflow.write import try_task
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange

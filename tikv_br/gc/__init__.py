@@ -2,13 +2,10 @@
 
 Modules, in reading order:
 
-- status: the safe points of GC and of all services, what they belong to, and which one holds GC back
+- status: the safe points of GC and of all services, what they belong to, which one holds GC back, and the removal of one that nobody renews
 - metrics: these figures for Prometheus
-- election: which of several workers leads, in etcd
-- transactions: no GC beside that of other programs, nor above locks
-- worker: advances the GC safe point while it leads
+- worker: which of several workers leads, in etcd; advances the GC safe point while it leads, never beside other programs or above locks
 - watch: how a worker is doing, for its HTTP server
-- release: removes a service safe point that nobody renews
 
 Imports cluster.
 """

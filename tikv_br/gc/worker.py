@@ -7,6 +7,13 @@ asks for nothing that is not true any more. The GC safe point itself never falls
 
 In a cluster with transactions it resolves the locks below that minimum in between, as TiDB's GC worker does. Unlike that one it rolls
 back no transaction that is alive, but keeps the GC safe point below the oldest one.
+
+The election of the GC worker that leads, in etcd.
+
+It is the election of TiKV's own GC worker (``gc-worker`` of tikv/migration, by etcd's ``concurrency.Election``): each candidate has a
+key with its lease, and the one whose key was created first leads until its lease ends. So of both programs, too, only one leads.
+
+Conditions for GC of a cluster with transactions: no other program does GC, and no lock is below the safe point.
 """
 
 from __future__ import annotations
@@ -24,18 +31,73 @@ from functools import partial
 
 from tikv_br import cancellation
 from tikv_br.cancellation import TaskCancelled
+from tikv_br.cluster import versions
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.etcd_lease import LeaseHolder
-from tikv_br.cluster.locks import LockReport
+from tikv_br.cluster.etcd import Etcd, LeaseHolder
+from tikv_br.cluster.etcd_values import KeyValue, Listing, Put, absent
+from tikv_br.cluster.locks import LockReport, LockResolver
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_http import GC_WORKER
+from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, gc_status
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
-from tikv_br.errors import ClusterError, EtcdLeaseExpired, EtcdUnreachable
-from tikv_br.gc.election import Candidate
+from tikv_br.cluster.txnkv import has_transactions
+from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, EtcdLeaseExpired, EtcdUnreachable
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyMode
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import FOREVER, GcReport, report
 from tikv_br.report.facts import counted
+
+PREFIX = "/gc-worker/election/"
+
+
+class Candidate:
+    """One candidate for as long as its lease lasts. For one thread."""
+
+    def __init__(self, etcd: Etcd, lease: LeaseHolder, name: str) -> None:
+        """Prepare to join; `name` identifies the process for people."""
+        self._etcd = etcd
+        self._lease = lease
+        self._name = name
+        self.key = f"{PREFIX}{lease.lease:x}"
+        self.revision = 0
+        """Revision that created our key: smaller than those of all later candidates; 0 = not yet created."""
+
+    def join(self) -> None:
+        """Become a candidate. Raises `EtcdError`."""
+        put = Put(self.key, self._name.encode(), self._lease.lease)
+        self._etcd.transact([absent(self.key)], [put], repeatable=True)
+        self.revision = self._own(self._etcd.range(PREFIX)).create_revision
+
+    def leader(self) -> KeyValue:
+        """The key of who leads now, which may be ours. Raises `EtcdLeaseExpired` if ours is gone, other `EtcdError`."""
+        listing = self._etcd.range(PREFIX)
+        if self._own(listing).create_revision != self.revision:
+            raise EtcdLeaseExpired(f"the key {self.key} was removed and created again")
+        return min(listing.items, key=lambda item: item.create_revision)
+
+    def is_leader(self) -> bool:
+        """Return whether this candidate leads, by agreement of etcd's members. Raises as `leader`."""
+        return self.leader().key == self.key
+
+    def confirm(self, seconds: float) -> None:
+        """Return only if we lead, and will for the next `seconds` without a renewal. Raises `EtcdError`."""
+        if not self.is_leader():
+            raise EtcdLeaseExpired("another GC worker leads")
+        if self._lease.remaining < seconds:
+            raise EtcdLeaseExpired(f"etcd lease {self._lease.lease:x} ends in less than {seconds:g} s")
+
+    def check(self) -> None:
+        """Raise `EtcdLeaseExpired` once our lease may have ended, without asking etcd."""
+        self._lease.check()
+
+    def _own(self, listing: Listing) -> KeyValue:
+        self._lease.check()
+        with contextlib.suppress(StopIteration):
+            return next(item for item in listing.items if item.key == self.key)
+        raise EtcdLeaseExpired(f"etcd lease {self._lease.lease:x} has expired")
+
 
 log = logging.getLogger(__name__)
 
@@ -250,3 +312,73 @@ def describe(done: Round) -> str:
     if holder is not None:
         return f"{text}; {holder.service} ({holder.owner}) holds it back by {done.report.held_seconds:.0f} s"
     return text
+
+
+LOCK_PATIENCE = 20.0
+"""Seconds to wait for transactions that are alive: the TTL that client-go gives to locks that it keeps alive."""
+OTHER_GC_SECONDS = 24 * 3600.0
+"""Age from which a safe point of another program counts as one of the past."""
+TIDB_SERVERS = ("/tidb/server/info/", "/keyspaces/tidb/")
+"""Keys in PD's etcd under which TiDB servers register, the second for servers of keyspaces; they end with their leases."""
+
+
+def check_has_versions(cluster: Cluster, *, with_transactions: bool) -> None:
+    """Raise `ClusterUnfit` for a cluster whose rows have no versions: raw rows have none before V2, transactional ones always."""
+    version = cluster.api_version
+    if version is ApiVersion.V2:
+        cluster.require(versions.API_V2)
+    elif version is ApiVersion.V1TTL or not with_transactions:
+        hint = "If it has transactional data, which TiDB does not use, pass --resolve-locks. TiDB does GC itself."
+        raise ClusterUnfit(
+            f"the cluster has API {version.label}, whose raw keys have no old versions to remove",
+            hint=hint
+            if version is ApiVersion.V1
+            else "It cannot have transactional data either: nothing is to be done.",
+        )
+
+
+def check_round(cluster: Cluster, *, resolves: bool) -> None:
+    """Raise `ClusterUnfit` if GC of this cluster must not go on, by a worker that `resolves` locks or does not."""
+    check_no_tidb(cluster.pd_etcd)
+    if resolves:
+        check_no_other_gc(gc_status(cluster.pd_http), cluster.pd.tso())
+    else:
+        check_has_no_transactions(cluster)
+
+
+def check_has_no_transactions(cluster: Cluster) -> None:
+    """Raise `ClusterUnfit` for a cluster of API V2 that also has transactional rows or locks."""
+    if has_transactions(cluster):
+        raise ClusterUnfit(
+            "the cluster also has transactional data, whose locks this worker does not resolve: GC could break transactions",
+            hint="Pass --resolve-locks, unless another program does GC (TiDB, or JuiceFS). Its safe point applies to raw data, too.",
+        )
+
+
+def check_no_tidb(etcd: Etcd) -> None:
+    """Raise `ClusterUnfit` if TiDB uses the cluster, whose PD has this etcd; `ClusterUnreachable` if that does not answer."""
+    try:
+        keys = [item.key for prefix in TIDB_SERVERS for item in etcd.range(prefix).items]
+    except EtcdUnreachable as error:
+        raise ClusterUnreachable(f"PD's etcd: {error.message}") from None
+    server = next((key for key in keys if TIDB_SERVERS[0] in key), None)
+    if server is not None:
+        raise ClusterUnfit(
+            f"TiDB uses the cluster: it registered {server} in PD's etcd",
+            hint="TiDB does GC itself, also of raw data. The cluster must not have another GC worker.",
+        )
+
+
+def check_no_other_gc(status: GcStatus, now: int) -> None:
+    """Raise `ClusterUnfit` if another program moves the GC safe point: this one never moves it past ``gc_worker``."""
+    if status.worker < status.safe_point and status.safe_point > minus_seconds(now, OTHER_GC_SECONDS):
+        raise ClusterUnfit(
+            f"another program does GC: it moved the GC safe point to {show_ts(status.safe_point)}",
+            hint="JuiceFS does, for example. Leave GC to it; or turn it off there (gc-interval=0 in JuiceFS), and start this worker a day later.",
+        )
+
+
+def resolve_locks(cluster: Cluster, safe_point: int, sleep: Callable[[float], object]) -> LockReport:
+    """Resolve all locks up to a safe point, of all keyspaces. For `sleep`, and what is raised, see `LockResolver`."""
+    span = KeyMode.TXN.keys if cluster.api_version is ApiVersion.V2 else EVERY_KEY
+    return LockResolver(cluster, sleep=sleep).resolve(span, safe_point, patience=LOCK_PATIENCE)

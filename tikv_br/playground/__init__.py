@@ -9,13 +9,13 @@ Modules, in reading order:
 - store_state, timestamps, node: what the services of one store share
 - servers: gRPC and HTTP servers, and ports
 - region, region_errors, regions, scheduler: the region table, its errors, and balancing
-- pd_server: the members of PD; pd_state, pd_gc, pd_config: what they share; pd_service, pd_http, pd_etcd, etcd: their calls
+- pd_server: the members of PD; pd_state, pd_gc, pd_config: what they share; pd_http, pd_etcd, etcd: their calls
 - engine, encoding: the shared RocksDB, and how each API version encodes rows
 - tikv_service, request_checks: the requests of clients, and checks before all of them
-- raw_read, raw_write: RawKV requests
+- raw: RawKV requests
 - txn: transactions
-- backup_service, backup_files, external_storage: backups, their files and storage
-- import_service, ingest, sst_file: downloads, uploads and ingests of SSTs
-- cdc_stream, cdc_hub, cdc_rows: change feeds
+- backup_service, external_storage: backups, their files and storage
+- import_service, sst_file: downloads, uploads and ingests of SSTs
+- cdc_stream, cdc_hub: change feeds
 - failpoints, interceptor, admin: faults on demand, what surrounds every call, and the admin API
 """

@@ -16,9 +16,8 @@ import grpc
 
 from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.playground import cdc_hub, cdc_rows
-from tikv_br.playground.cdc_hub import ChangeHub, FeedSubscription
-from tikv_br.playground.cdc_rows import Event, SubscribedRange
+from tikv_br.playground import cdc_hub
+from tikv_br.playground.cdc_hub import ChangeHub, Event, FeedSubscription, SubscribedRange
 from tikv_br.playground.failpoints import CDC_REGISTER, CDC_RESOLVED, CDC_SCAN
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.servers import bidi
@@ -143,7 +142,7 @@ class FeedStream:
     def _queued_messages(self) -> Iterator[Message]:
         with self._changed:
             events = self._drain()
-        yield from cdc_rows.messages_of(events)
+        yield from cdc_hub.messages_of(events)
 
     def _drain(self) -> list[Event]:
         taken = list(self._events)
@@ -181,7 +180,7 @@ class FeedStream:
         region = self._hub.subscribe(subscription, request.region_epoch)
         if isinstance(region, cdcpb_pb2.Error):
             return region
-        scan = functools.partial(cdc_rows.scan, node.engine, region, request.checkpoint_ts)
+        scan = functools.partial(cdc_hub.scan, node.engine, region, request.checkpoint_ts)
         self._scans.append(_QueuedScan(subscription, scan if raw else lambda: iter(())))
         return None
 
@@ -206,11 +205,11 @@ class FeedStream:
         if subscription.ended:  # checked after the events: no row may follow the error
             self._scans.popleft()
             return
-        rows = cdc_rows.batch_of(scan.rows)
-        last = rows[-1] is cdc_rows.INITIALIZED
+        rows = cdc_hub.batch_of(scan.rows)
+        last = rows[-1] is cdc_hub.INITIALIZED
         if last:
             self._scans.popleft()
-        yield from cdc_rows.messages_of(cdc_rows.events_of(subscription.region_id, subscription.request_id, rows))
+        yield from cdc_hub.messages_of(cdc_hub.events_of(subscription.region_id, subscription.request_id, rows))
         subscription.initialized = last
 
     def _resolve(self) -> Iterator[Message]:
@@ -227,7 +226,7 @@ class FeedStream:
             except TimestampFault:
                 return
             events = self._drain()
-        yield from cdc_rows.messages_of(events)
+        yield from cdc_hub.messages_of(events)
         yield from self._resolved(ts, subscriptions)
         if overrun := self._hub.overrun(self):  # PD's newest timestamp, though the new leader may write below it
             yield from self._resolved(self._node.tso.next(), overrun)

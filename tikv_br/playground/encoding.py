@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX
 from tikv_br.playground.engine import RocksEngine
-from tikv_br.playground.versions import RECORDED, ServerVersion
+from tikv_br.playground.settings import RECORDED, ServerVersion
 
 _MAX_TS: Final = (1 << 64) - 1
 _NEWEST_END: Final = b"\xff" * 8

@@ -17,10 +17,10 @@ from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.failpoints import FailpointTable
 from tikv_br.playground.region import Region, RegionSizes
 from tikv_br.playground.regions import RegionTable
+from tikv_br.playground.settings import ServerVersion
 from tikv_br.playground.sst_file import SstStore
 from tikv_br.playground.store_state import FatalRequestLog, Pace, StoreImportMode
 from tikv_br.playground.timestamps import RENEW_INTERVAL, CausalTimestamps, TimestampFault, Tso
-from tikv_br.playground.versions import ServerVersion
 
 BACKUP_EMPTY_RANGE: Final = "Backup with start == end"
 BACKUP_BOUND: Final = "Backup with is_raw_kv=false of a region whose bound is not memcomparable"

@@ -15,7 +15,7 @@ from tikv_br.playground.encoding import Encoding
 from tikv_br.playground.pd_config import PdConfig
 from tikv_br.playground.pd_state import PdState
 from tikv_br.playground.region import Region
-from tikv_br.playground.txn.ranges import collect_garbage
+from tikv_br.playground.txn.reads import collect_garbage
 from tikv_br.playground.txn.state import TxnState
 
 TICK: Final = 0.2

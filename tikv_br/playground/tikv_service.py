@@ -22,14 +22,12 @@ from tikv_br.playground import region_errors
 from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.encoding import DeadlyData, Encoding, encoding_of
 from tikv_br.playground.node import GET_TTL_WITHOUT_TTL, StoreNode, crash_store
-from tikv_br.playground.raw_read import RawReads
-from tikv_br.playground.raw_write import RawWrites
+from tikv_br.playground.raw import RawReads, RawWrites
 from tikv_br.playground.request_checks import RegionFault, RequestChecks, RequestFault, check_within
 from tikv_br.playground.servers import bidi, unary
 from tikv_br.playground.timestamps import TimestampFault
 from tikv_br.playground.txn.prewrite import FirstPhase
-from tikv_br.playground.txn.ranges import RangeDeletes
-from tikv_br.playground.txn.reads import TxnReads
+from tikv_br.playground.txn.reads import RangeDeletes, TxnReads
 from tikv_br.playground.txn.resolve import SecondPhase
 from tikv_br.playground.txn.state import KeyFault, TxnState
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tikv_br.errors import UsageError
-from tikv_br.patience import in_background
 from tikv_br.redaction import visible
+from tikv_br.retry import in_background
 from tikv_br.storage.crypter import SecretText
 
 PATIENCE = 20.0

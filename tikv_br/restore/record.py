@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.lease_record import newest
+from tikv_br.backupset.lease import newest
 from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
 from tikv_br.formats.keys.ranges import KeyRange

@@ -1,32 +1,98 @@
-"""Steps that split the target, limit downloads, and transfer the rows."""
+"""Steps that split the target, limit downloads, and transfer the rows.
+
+Steps after the ingest: flush timestamps, compare the cluster with the backup, ingest hidden rows again.
+
+The task of a restore by puts: reads rows and writes them with RawBatchPut, as any client does.
+
+The cluster gives the rows new timestamps (API V2), and change feeds report them. Each batch is a Raft entry, so this is many times
+slower than an ingest.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TYPE_CHECKING
 
 from tikv_br import run_id
+from tikv_br.cancellation import run_on_threads
+from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.import_mode import DownloadLimit
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
-from tikv_br.compare.files import BackgroundComparison, FilePart
+from tikv_br.cluster.timestamps import show_ts
+from tikv_br.compare.files import BackgroundComparison, BackupComparison, Comparison, FilePart
 from tikv_br.errors import (
     BackupDamaged,
+    ChecksumMismatch,
     ClusterError,
+    ClusterUnreachable,
+    RetryBudgetExhausted,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext
-from tikv_br.restore.download import IngestJob
-from tikv_br.restore.ingest import ingest_part
-from tikv_br.restore.options import Via
+from tikv_br.restore.ingest import IngestJob, ingest_part
+from tikv_br.restore.options import Mode, Restamp, Via
 from tikv_br.restore.plan import IngestResult, split_keys
-from tikv_br.restore.put import PutJob, put_part
-from tikv_br.restore.target import comparison_of
+from tikv_br.restore.record import RestoreRecord
+from tikv_br.restore.resume import forget_if_different, save_checkpoint
+from tikv_br.restore.target import comparison_of, flush_timestamps, gaps_of, new_timestamp, raw_comparison_of
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.credentials import to_backend, to_cipher_info
 from tikv_br.tasks.executor import choose_executor, run_tasks
 from tikv_br.tasks.task import TaskContext
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+CHUNK_ROWS = 16_384
+"""Rows per progress report."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutJob:
+    """Parameters that all tasks of a restore share. Picklable."""
+
+    cluster: ClusterConfig
+    api_version: ApiVersion
+    store: ObjectStore
+    record: RestoreRecord | None = None
+    """Record of finished parts."""
+
+
+def put_part(job: PutJob, part: FilePart, context: TaskContext) -> IngestResult:
+    """Put the rows of one part that have not expired yet, with their remaining TTL.
+
+    Raises `BackupDamaged` and `BackupUnsupported` naming the file, `StorageError`, `ClusterError`.
+    """
+    from tikv_br.formats import columns
+
+    rows, span = part.rows(job.store, job.api_version)
+    writer = context.shared(ClusterPool).get(job.cluster).raw(rows.target.keyspace_id).column_writer()
+    put = expired = 0
+    for chunk in _chunks(rows.pages(span)):
+        left_out = writer.put(chunk["key"], chunk["value"], columns.numbers(chunk["expire_ts"]))
+        chunk_expired = int(left_out.sum())
+        put += chunk.num_rows - chunk_expired
+        expired += chunk_expired
+        context.report(data_bytes=chunk.nbytes, keys=chunk.num_rows - chunk_expired)
+    if job.record is not None:
+        job.record.add(part.span)
+    return IngestResult(put=put, expired=expired)
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for first in range(0, batch.num_rows, CHUNK_ROWS):
+            yield batch.slice(first, CHUNK_ROWS)
 
 
 def or_notice(action: Callable[[RestoreContext], object]) -> Callable[[RestoreContext], None]:
@@ -166,3 +232,100 @@ def lift_limit(context: RestoreContext) -> bool:
         return False
     limit.stop()
     return context.options.rate_limit > 0
+
+
+LEFT_TO_DO = (
+    "All rows are in the target{compared}. Left to do: the stores must drop their cached timestamps, which needs PD. "
+    "Run the same command again once PD answers; it restores nothing twice."
+)
+
+
+SAME_COMMAND = "The same command restores all rows again."
+
+
+def flush_restored(context: RestoreContext) -> None:
+    """Call `flush_timestamps` after the ingest. If PD does not answer, the error states that only this is missing."""
+    try:
+        flush_timestamps(context)
+    except (ClusterUnreachable, RetryBudgetExhausted) as error:
+        compared = ""
+        if context.options.checksum:
+            compare(context)
+            compared = " and equal to the backup's"
+        error.hint = LEFT_TO_DO.format(compared=compared)
+        raise
+
+
+@forget_if_different
+def compare(context: RestoreContext) -> None:
+    """Compare the cluster with the backup; rows that newer deletes hide are ingested again."""
+    comparison = raw_comparison_of(context)
+    try:
+        compare_all(context, comparison)
+    except ChecksumMismatch as error:
+        if not ingest_hidden(context, comparison):
+            raise ChecksumMismatch(error.message, hint=_hint(context, error)) from None
+        try:
+            compare_all(context, comparison)
+        except ChecksumMismatch as again:
+            hint = "Stop all clients that delete or write these keys in the target, then run the same command again."
+            raise ChecksumMismatch(again.message, hint=hint) from None
+
+
+def compare_all(context: RestoreContext, comparison: Comparison) -> None:
+    """Find the checksum of all parts, and other rows. Parts that were found equal during the ingest are not compared again."""
+    equal: dict[tuple[str, KeyRange], Checksum] = {}
+    if context.comparing is not None:
+        equal = context.comparing.finish()
+        context.comparing = None
+    left = [part for part in context.parts if (part.file.name, part.span) not in equal]
+    found = comparison.require_all_equal(left, context.options.concurrency)
+    context.found = reduce(Checksum.merge, equal.values(), found)
+    if context.options.allow_overwrite:
+        context.others.update({("", gap): comparison.count_rows(gap) for gap in gaps_of(context)})
+
+
+def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool:
+    """Ingest the parts again, with a newer timestamp, whose rows newer deletes hide; False if anything else differs.
+
+    Raises `ChecksumMismatch` if rows are to keep their own timestamps.
+    """
+    options = context.options
+    if options.mode is not Mode.INGEST or context.backup.api_version is not ApiVersion.V2:
+        return False
+    ts = new_timestamp(context) if options.restamp is not Restamp.NEVER else 0
+    parts, rows = _hidden(context, comparison)
+    if not parts:
+        return False
+    found = f"newer deletes of the same keys in the target hide {counted(rows, 'restored row')}"
+    if not ts:
+        raise ChecksumMismatch(
+            f"{found}: with --restamp never, restored rows keep their older timestamps",
+            hint="Run the same command again with --restamp auto: all rows are restored again with a new timestamp, and become visible.",
+        )
+    context.reporter(Notice(f"{found}: these rows are ingested again with the new timestamp {show_ts(ts)}"))
+    context.restamp_ts = ts
+    save_checkpoint(context)
+    todo, done, context.todo = context.todo, context.done, parts
+    limit_downloads(context)
+    while_locked(ingest)(context)
+    or_notice(lift_limit)(context)
+    flush_timestamps(context)
+    context.todo, context.done = todo, done
+    return True
+
+
+def _hidden(context: RestoreContext, comparison: BackupComparison) -> tuple[list[FilePart], int]:
+    """The parts that differ, and how many of their rows newer deletes hide; none if anything else differs."""
+    threads = context.options.concurrency
+    answers = run_on_threads(comparison.compare, context.parts, threads, "compare")
+    parts = [part for part, (_, difference) in zip(context.parts, answers, strict=True) if difference]
+    rows = run_on_threads(comparison.hidden_rows, parts, threads, "compare")
+    return (parts, sum(rows)) if all(rows) else ([], 0)
+
+
+def _hint(context: RestoreContext, mismatch: ChecksumMismatch) -> str:
+    hint = f"{mismatch.hint} {SAME_COMMAND}"
+    if context.options.allow_overwrite and context.options.mode is Mode.INGEST and not context.restamp_ts:
+        hint = f"{hint} If the backup's rows must replace newer rows of the target, pass --restamp always."
+    return hint

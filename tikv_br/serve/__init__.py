@@ -7,6 +7,6 @@ Modules, in reading order:
 - `findings`: what needs attention, and what to do about it; pure
 - `overview`: the values, made of what was read; pure
 - `watcher`: reads all sources again and again, in threads
-- `tiles`, `metrics`: the figures at the top of the page, and those for Prometheus
-- `web`: who may see it, paths, and the page; templates are in `pages`
+- `access`: who may see it
+- `web`: paths, the page with its figures, and those for Prometheus; templates are in `pages`
 """

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tikv_br import __version__
-from tikv_br.backupset.index import ListedBackup, shrunk
-from tikv_br.backupset.index_entry import IndexEntry, is_drill_path
+from tikv_br.backupset.index import IndexEntry, ListedBackup, is_drill_path, shrunk
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import LogDamaged, UsageError
 from tikv_br.gc.status import GcReport

@@ -16,10 +16,9 @@ from typing import IO, Any, Protocol, TypeVar
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.archive.maintenance import LogStatus, status_of
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index, ListedBackup
-from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset.index import Index, IndexEntry, ListedBackup
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
-from tikv_br.dataflow.merge import scanned_ts
+from tikv_br.dataflow.read import scanned_ts
 from tikv_br.drill.history import REPORTS, PastDrill, read_past_drills
 from tikv_br.errors import TikvBrError
 from tikv_br.formats.api_version import ApiVersion

@@ -17,9 +17,16 @@ from urllib.parse import quote, urlsplit
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.environment import is_installed, missing_package
 from tikv_br.errors import StorageDenied, UsageError
-from tikv_br.storage.cloud_options import DEFAULT_REGION, AzureOptions, GcsOptions, S3Options, expand_home
 from tikv_br.storage.crypter import SecretText
-from tikv_br.storage.url import StorageLocation, is_base64
+from tikv_br.storage.url import (
+    DEFAULT_REGION,
+    AzureOptions,
+    GcsOptions,
+    S3Options,
+    StorageLocation,
+    expand_home,
+    is_base64,
+)
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential

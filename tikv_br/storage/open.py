@@ -17,13 +17,13 @@ def open_store(location: StorageLocation) -> ObjectStore:
 
         return LocalObjectStore(location)
     if location.scheme == "azure":
-        from tikv_br.storage.azure import AzureObjectStore
+        from tikv_br.storage.clouds import AzureObjectStore
 
         return AzureObjectStore(location)
     if location.scheme == "gcs":
-        from tikv_br.storage.gcs import GcsObjectStore
+        from tikv_br.storage.clouds import GcsObjectStore
 
         return GcsObjectStore(location)
-    from tikv_br.storage.s3 import S3ObjectStore
+    from tikv_br.storage.clouds import S3ObjectStore
 
     return S3ObjectStore(location)

@@ -20,12 +20,11 @@ from tikv_br.environment import is_installed
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.resume_options import MAY_CHANGE
-from tikv_br.tasks.collector import Collector
 from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
-from tikv_br.tasks.task import SharedObjects, TaskContext, TaskMessage, run_task
+from tikv_br.tasks.task import Collector, SharedObjects, TaskContext, TaskMessage, run_task
 
 if TYPE_CHECKING:
-    from tikv_br.tasks.channel import ChannelAddress
+    from tikv_br.tasks.task import ChannelAddress
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -192,9 +191,8 @@ def _run_on_spark(
     reporter: Reporter,
 ) -> float:
     """Returns the seconds until the session stood."""
-    from tikv_br.tasks.channel import ANY_HOST, ProgressListener  # late: most commands need no Spark
-    from tikv_br.tasks.jobs import by_value, spark_job
-    from tikv_br.tasks.session import driver_host, spark_context
+    from tikv_br.tasks.session import by_value, driver_host, spark_context, spark_job
+    from tikv_br.tasks.task import ANY_HOST, ProgressListener
 
     host = "127.0.0.1" if is_local(options.spark_master) else ANY_HOST
     began = time.monotonic()
@@ -233,7 +231,7 @@ def _run_one(
     """
     from pyspark import TaskContext as SparkTaskContext
 
-    from tikv_br.tasks.channel import RunSender
+    from tikv_br.tasks.task import RunSender
 
     index, (task, name) = row
     spark_task = SparkTaskContext.get()

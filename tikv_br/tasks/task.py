@@ -2,6 +2,13 @@
 
 A message is the progress, the result or the error of one attempt. It may come twice, late, or from an attempt that was
 abandoned: the driver (`executor.Collector`) uses the first outcome of a task and its newest progress.
+
+The connection from tasks to the driver: Spark's own accumulators arrive only when a task has ended.
+
+A connection begins with a challenge, and every message is signed, because outcomes are pickles, and the network of a cluster is not
+trusted. A connection that says nothing, as of a port scanner, keeps only its own thread.
+
+Takes the messages of tasks: results, errors and progress.
 """
 
 from __future__ import annotations
@@ -9,17 +16,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hmac
+import logging
 import pickle
+import queue
+import secrets
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Generic, Literal, Self, TypeVar, cast
 
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.errors import TaskFailed, TikvBrError
+from tikv_br.progress_events import Reporter, TasksProgress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _LARGEST_KEPT = 32 << 20
@@ -154,3 +167,234 @@ def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, contex
 
 def _failure(context: TaskContext, error: TikvBrError) -> TaskMessage:
     return context.message("error", pickle.dumps(error))
+
+
+logger = logging.getLogger(__name__)
+_DIGEST = "sha256"
+_DIGEST_SIZE = 32
+_QUEUE_BOUND = 1000
+_HANDSHAKE_SECONDS = 30.0
+ANY_HOST = "0.0.0.0"  # noqa: S104 - a cluster's executors connect from elsewhere, with the key
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelAddress:
+    """Address of the driver and key of this run; travels to the tasks inside Spark's own (trusted) closure."""
+
+    host: str
+    port: int
+    key: bytes
+
+    def answer(self, challenge: bytes) -> bytes:
+        """Return a proof of knowing the key. It differs from a message's signature, which uses the key itself."""
+        return hmac.digest(hmac.digest(self.key, b"connection", _DIGEST), challenge, _DIGEST)
+
+
+class ProgressListener:
+    """The driver's end: hands every message to ``receive``, from threads of its own. A context manager."""
+
+    def __init__(
+        self, receive: Callable[[TaskMessage], None], host: str = "127.0.0.1", advertise: str | None = None
+    ) -> None:
+        key = secrets.token_bytes(32)
+        self._receive = receive
+        self._host = host
+        self._listener = Listener((host, 0), backlog=64)
+        port: int = self._listener.address[1]
+        self.address = ChannelAddress(advertise or host, port, key)
+        self._closing = False
+        self._accepting = threading.Thread(target=self._accept, name="progress-accept", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._accepting.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing = True
+        host = "127.0.0.1" if self._host == ANY_HOST else self._host
+        with contextlib.suppress(OSError):
+            Client((host, self.address.port)).close()  # wakes accept
+        self._accepting.join(timeout=2)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connection = self._listener.accept()
+            except OSError as error:
+                if not self._closing:
+                    logger.debug("a connection to the progress listener failed: %s", error)
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="progress-read", daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        with connection:
+            if self._is_task(connection):
+                self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        while True:
+            try:
+                packet = connection.recv_bytes()
+            except (EOFError, OSError):
+                return
+            signature, payload = packet[:_DIGEST_SIZE], packet[_DIGEST_SIZE:]
+            if not hmac.compare_digest(signature, hmac.digest(self.address.key, payload, _DIGEST)):
+                logger.warning("dropped a progress message with a wrong signature and closed its connection")
+                return
+            self._receive(pickle.loads(payload))  # noqa: S301 - signed by a task of this run
+
+    def _is_task(self, connection: Connection) -> bool:
+        challenge = secrets.token_bytes(_DIGEST_SIZE)
+        try:
+            connection.send_bytes(challenge)
+            answer = connection.recv_bytes(_DIGEST_SIZE) if connection.poll(_HANDSHAKE_SECONDS) else b""
+        except (EOFError, OSError):
+            return False
+        return hmac.compare_digest(answer, self.address.answer(challenge))
+
+
+class ProgressSender:
+    """A task's end, one for each Python worker and run: a thread sends, so that the task itself never waits on the driver.
+
+    What cannot be sent is dropped: outcomes return with the task as well, progress is only shown.
+    """
+
+    def __init__(self, address: ChannelAddress) -> None:
+        self._address = address
+        self._queue: queue.Queue[TaskMessage] = queue.Queue(_QUEUE_BOUND)
+        self._lost = False
+        threading.Thread(target=self._run, name="progress-send", daemon=True).start()
+
+    def send(self, message: TaskMessage) -> None:
+        """Queue a message; drops it when the queue is full or the driver is lost."""
+        if not self._lost:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(message)
+
+    def _run(self) -> None:
+        try:
+            with Client((self._address.host, self._address.port)) as connection:
+                connection.send_bytes(self._address.answer(connection.recv_bytes(_DIGEST_SIZE)))
+                while True:
+                    payload = pickle.dumps(self._queue.get())
+                    connection.send_bytes(hmac.digest(self._address.key, payload, _DIGEST) + payload)
+        except (OSError, EOFError) as error:
+            self._lost = True
+            logger.debug("cannot report progress: the connection to the driver is lost: %s", error)
+
+
+class RunSender:
+    """The sender of the run that this process works for: Spark uses a worker process for many tasks, and for later runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._address: ChannelAddress | None = None
+
+    def to(self, address: ChannelAddress) -> ProgressSender:
+        """The sender to this address; replaces the one of an earlier run."""
+        with self._lock:
+            if self._address != address:
+                self._address, self._sender = address, ProgressSender(address)
+            return self._sender
+
+
+PROGRESS_SECONDS = 0.1
+
+
+class Collector(Generic[R]):
+    """Takes the messages of all tasks, in any order and more than once; used by one thread but for `put`."""
+
+    def __init__(
+        self, total: int, on_result: Callable[[R], None], reporter: Reporter, planned_bytes: Sequence[int] = ()
+    ) -> None:
+        self._total = total
+        self._on_result = on_result
+        self._reporter = reporter
+        self._planned = planned_bytes  # of each task; empty = unknown, then tasks count alike
+        self._planned_total = sum(planned_bytes)
+        self._queue: queue.SimpleQueue[TaskMessage | None] = queue.SimpleQueue()
+        self._done = bytearray(total)  # 1 = has given its result
+        self._left = total
+        self._progress: dict[int, tuple[int, int, int]] = {}  # of running tasks: index -> attempt, bytes, keys
+        self._weight = 0.0  # of finished tasks and parts of tasks, in planned bytes or tasks
+        self._weight_total = sum(map(self._weight_of, range(total)))
+        self._sums = [0, 0]
+        self._fraction = 0.0
+        self._begin = time.monotonic()
+        self._reported = 0.0
+
+    def put(self, message: TaskMessage | None) -> None:
+        """Hand in a message from any thread; None only wakes `take`."""
+        self._queue.put(message)
+
+    def begin(self) -> None:
+        """Count time from now, without the start of the session."""
+        self._begin = time.monotonic()
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every task has returned its result."""
+        return not self._left
+
+    def take(self, seconds: float) -> None:
+        """Wait up to ``seconds`` for messages and process all that are there. Raises the error that a task has sent."""
+        try:
+            message = self._queue.get(timeout=seconds)
+            while True:
+                if message is not None:
+                    self.process(message)
+                message = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        self._report()
+
+    def process(self, message: TaskMessage) -> None:
+        """Process one message; a second outcome of a task changes nothing. Raises the error that a task has sent."""
+        if self._done[message.index]:
+            return
+        if message.kind == "progress":
+            if message.attempt >= self._progress.get(message.index, (0, 0, 0))[0]:
+                self._set_progress(message)
+            return
+        outcome = pickle.loads(message.body)  # noqa: S301 - made by a task of this run
+        if message.kind == "error":
+            error: TikvBrError = outcome
+            raise error
+        self._set_progress(message)  # of the attempt that counts, though a later one may have begun
+        self._done[message.index] = 1
+        self._left -= 1
+        self._weight += self._weight_of(message.index) - self._share(
+            message.index, self._progress.pop(message.index)[1]
+        )
+        self._on_result(outcome)
+
+    def _set_progress(self, message: TaskMessage) -> None:
+        data_bytes, keys = message.totals
+        before = self._progress.get(message.index, (0, 0, 0))
+        self._progress[message.index] = (message.attempt, data_bytes, keys)
+        self._sums[0] += data_bytes - before[1]
+        self._sums[1] += keys - before[2]
+        self._weight += self._share(message.index, data_bytes) - self._share(message.index, before[1])
+
+    def _weight_of(self, index: int) -> int:
+        """Return the weight of a task in progress; an empty one also costs a request."""
+        return max(self._planned[index], 1) if self._planned else 1
+
+    def _share(self, index: int, data_bytes: int) -> float:
+        """Return the weight of a running task's bytes: less than the whole until it has ended."""
+        return min(data_bytes, 0.99 * self._weight_of(index)) if self._planned else 0.0
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported < PROGRESS_SECONDS and not self.complete:
+            return
+        self._reported = now
+        done = self._total - self._left
+        fraction = max(self._weight, 0.0) / self._weight_total if self._total else 1.0
+        self._fraction = 1.0 if self.complete else max(self._fraction, min(fraction, 0.999))
+        done_bytes, done_keys = self._sums
+        seconds = now - self._begin
+        self._reporter(
+            TasksProgress(done, self._total, done_bytes, done_keys, self._fraction, seconds, self._planned_total)
+        )

@@ -3,9 +3,8 @@
 Modules, in reading order:
 
 - options: the options of a verification, and `Finding`
-- run: runs the steps, returns the summary
-- steps: the list of steps
-- checks: the tasks, one per file or key range
+- run: the list of steps; runs them, returns the summary
+- checks: the tasks, one per file or key range; `row_sums`: sums of rows to compare
 
 Imports spark, cluster, storage, backupset and formats.
 """

@@ -18,14 +18,14 @@ from tests.support.logs import write_log
 from tikv_br.archive.log import LogArchive
 from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backup.run import backup
-from tikv_br.backupset import prune, retention
+from tikv_br.backupset import prune
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.rows import read_rows
-from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.dataflow.run import BackupSummary, abort_backup
 from tikv_br.datasource import TikvBackupDataSource
 from tikv_br.errors import (
@@ -301,7 +301,7 @@ def test_prune_keeps_the_parents_of_what_it_keeps(chain: Chain, tmp_path: Path) 
         Path(chain.places[0].path).parent, tmp_path / "root", ignore=shutil.ignore_patterns("source", "*-scratch")
     )
     root = Index(open_store(parse(f"local://{tmp_path / 'root'}")))
-    decisions = prune.plan(root, retention.Policy(last=1)).decisions
+    decisions = prune.plan(root, prune.Policy(last=1)).decisions
     kept = {each.listed.entry.path: each.reasons for each in decisions}
     assert kept["tuesday"] == ("last",)
     assert all("parent of" in kept[path][0] for path in ("monday", "full"))

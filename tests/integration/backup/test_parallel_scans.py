@@ -16,7 +16,7 @@ from tests.support.ledgers import read_entries
 from tikv_br.backup.scan import ScanProbe
 from tikv_br.backupset.layout import is_data
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.backupset.run_record import PathState, path_state
+from tikv_br.backupset.manifest import PathState, path_state
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import RequestRefused
 from tikv_br.formats.api_version import ApiVersion

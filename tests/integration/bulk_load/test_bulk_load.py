@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
-from tikv_br.backupset import layout, run_record
+from tikv_br.backupset import layout, manifest
 from tikv_br.bulk_load import run, stage
 from tikv_br.bulk_load.run import BulkLoadOptions, BulkLoadSummary, bulk_load
 from tikv_br.bulk_load.stage import StageOptions
@@ -476,7 +476,7 @@ def test_unfinished_staging_is_redone(
     wanted = options(write_parquet(tmp_path))
     place = Path(wanted.location.path)
     (place / "sst").mkdir(parents=True)
-    (place / layout.LOCK).write_bytes(run_record.LOCK_TEXT)
+    (place / layout.LOCK).write_bytes(manifest.LOCK_TEXT)
     (place / "sst" / f"{'0' * 16}_{'1' * 16}_00000_default.sst").write_bytes(b"half")
     assert not bulk_load(wanted).resumed_staging
     assert contents(target) == EXPECTED

@@ -22,14 +22,13 @@ from pyspark.sql import SparkSession
 
 from tests.support.tools import ROOT
 from tikv_br.bulk_load import local
-from tikv_br.bulk_load.files import open_files
-from tikv_br.bulk_load.inputs import NeedsSpark
+from tikv_br.bulk_load.files import NeedsSpark, open_files
 from tikv_br.bulk_load.stage import StageContext, StageOptions, text_rows
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import UsageError
 from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import silent
-from tikv_br.storage.cloud_options import CloudFlags
+from tikv_br.storage.url import CloudFlags
 from tikv_br.tasks.frames import keyed_rows, read_input, sorted_rows
 from tikv_br.tasks.inputs import (
     BAD_TTL,
@@ -292,7 +291,7 @@ def test_text_is_read_as_it_is_written(tmp_path: Path, name: str) -> None:
     write(tmp_path)
     for block in (1, 7, 40, 1 << 24):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tikv_br.bulk_load.text.BLOCK_BYTES", block)
+            patch.setattr("tikv_br.bulk_load.files.BLOCK_BYTES", block)
             check(by_threads(source_of(tmp_path, name)), expected)
 
 
@@ -343,7 +342,7 @@ def test_dialects_of_csv(tmp_path: Path, dialect: CsvDialect, content: bytes, ex
     (tmp_path / "0.csv").write_bytes(content)
     for block in (1, 5, 1 << 24):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tikv_br.bulk_load.text.BLOCK_BYTES", block)
+            patch.setattr("tikv_br.bulk_load.files.BLOCK_BYTES", block)
             check(by_threads(Input(str(tmp_path), "id", "v", format="csv", csv=dialect)), expected)
 
 
@@ -390,7 +389,7 @@ def test_what_python_s_csv_writes(
     with (tmp_path / "0.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, quoting=style, lineterminator=end).writerows([("id", "v"), *rows])  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tikv_br.bulk_load.text.BLOCK_BYTES", block)
+        patch.setattr("tikv_br.bulk_load.files.BLOCK_BYTES", block)
         found = by_threads(Input(str(tmp_path / "0.csv"), "id", "v"))
     assert found == (sorted((key.encode(), value.encode(), 0) for key, value in rows), Counter(), [])
 
@@ -406,7 +405,7 @@ def test_any_bytes_as_csv(tmp_path: Path, data: bytes, block: int) -> None:
     source = Input(str(tmp_path / "0.csv"), "id", "v")
     whole = by_threads(source)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tikv_br.bulk_load.text.BLOCK_BYTES", block)
+        patch.setattr("tikv_br.bulk_load.files.BLOCK_BYTES", block)
         assert by_threads(source) == whole
 
 
@@ -519,8 +518,8 @@ def test_runs_on_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def test_text_is_cut_at_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parts and blocks that end within lines lose and repeat none."""
     for part, block in ((7, 5), (16, 64), (1, 1)):
-        monkeypatch.setattr("tikv_br.bulk_load.text.PART_BYTES", part)
-        monkeypatch.setattr("tikv_br.bulk_load.text.BLOCK_BYTES", block)
+        monkeypatch.setattr("tikv_br.bulk_load.files.PART_BYTES", part)
+        monkeypatch.setattr("tikv_br.bulk_load.files.BLOCK_BYTES", block)
         text("csv", "id,v\n" + "".join(f"key{number},{'x' * number}\n" for number in range(1, 30)))(tmp_path)
         rows = by_threads(Input(str(tmp_path), "id", "v", format="csv"))
         assert rows == (sorted((b"key%d" % number, b"x" * number, 0) for number in range(1, 30)), Counter(), [])

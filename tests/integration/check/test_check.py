@@ -18,7 +18,7 @@ from tikv_br.backupset.layout import import_mode_folder
 from tikv_br.check.cluster_probes import probe_import_mode
 from tikv_br.check.probe import CheckOptions, ProbeContext, Result, Status
 from tikv_br.check.run import check
-from tikv_br.check.store_storage import probe_store_storage
+from tikv_br.check.storage_probes import probe_store_storage
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds

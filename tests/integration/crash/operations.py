@@ -14,7 +14,7 @@ from tests.support.logs import LOG_ID
 from tests.unit.archive.samples import LOG
 from tikv_br.archive.compact import CompactionOptions, compaction_steps
 from tikv_br.archive.log import LogSource
-from tikv_br.backup import txn
+from tikv_br.backup import run
 from tikv_br.backup.merge import MergeOptions, merge_backup, merge_steps
 from tikv_br.backup.run import backup, backup_steps
 from tikv_br.backupset import layout
@@ -32,7 +32,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental.backup import back_up_changes, increment_steps
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.progress_events import Reporter
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.storage.open import open_store
@@ -58,7 +58,7 @@ def run_backup(options: BackupOptions, reporter: Reporter) -> None:
 
 def run_txn_backup(options: BackupOptions, reporter: Reporter) -> None:
     """Back up transactional data."""
-    txn.backup_txn(options, reporter)
+    run.backup_txn(options, reporter)
 
 
 def run_increment(options: BackupOptions, base: StorageLocation, reporter: Reporter) -> None:
@@ -207,7 +207,7 @@ def chosen_drills() -> list[tuple[Variant, Cell]]:
 
 
 BACKUP_STEPS = backup_steps(BACKUP)
-TXN_STEPS = txn.backup_steps(BACKUP)
+TXN_STEPS = run.txn_backup_steps(BACKUP)
 INCREMENT_STEPS = increment_steps(BACKUP)
 MERGE_STEPS = merge_steps(MergeOptions(BACKUP, BACKUP.storage))
 COMPACTION = CompactionOptions(BACKUP.storage, LOG, grace=0.0, executor="driver", concurrency=1)

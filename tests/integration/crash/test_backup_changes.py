@@ -20,8 +20,7 @@ from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.index import FOLDER, Index
-from tikv_br.backupset.prune import execute, plan
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.prune import Policy, execute, plan
 from tikv_br.dataflow.options import BackupOptions, EngineKind
 from tikv_br.dataflow.run import abort_backup
 from tikv_br.errors import BackupPathInUse, LeaseHeld, LeaseLost, Terminated

@@ -20,8 +20,7 @@ from tests.integration.crash.operations import (
     TXN_STEPS,
     chosen_drills,
 )
-from tikv_br.restore.steps import restore_steps
-from tikv_br.restore.txn import txn_restore_steps
+from tikv_br.restore.run import restore_steps, txn_restore_steps
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNNERS = {"run_steps": 0, "run_backup": 1}
@@ -29,7 +28,7 @@ RUNNERS = {"run_steps": 0, "run_backup": 1}
 LISTS = {
     ("tikv_br/dataflow/run.py", "steps"),
     ("tikv_br/backup/run.py", "backup_steps(options)"),
-    ("tikv_br/backup/txn.py", "backup_steps(options)"),
+    ("tikv_br/backup/run.py", "txn_backup_steps(options)"),
     ("tikv_br/backup/merge.py", "merge_steps(options)"),
     ("incremental/backup.py", "increment_steps(options)"),
     ("tikv_br/archive/compact.py", "compaction_steps(options)"),
@@ -60,12 +59,12 @@ NO_STEPS = {"plan the changes"}
 """Steps of a dry run."""
 FILES = (
     "tikv_br/backup/run.py",
-    "tikv_br/backup/txn.py",
+    "tikv_br/backup/run.py",
     "tikv_br/backup/merge.py",
     "incremental/backup.py",
     "tikv_br/archive/compact.py",
-    "tikv_br/restore/steps.py",
-    "tikv_br/restore/txn.py",
+    "tikv_br/restore/run.py",
+    "tikv_br/restore/run.py",
     "tikv_br/drill/run.py",
 )
 

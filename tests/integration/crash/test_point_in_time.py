@@ -31,7 +31,7 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index
 from tikv_br.cli.main import run
-from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.errors import BackupPathInUse
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY

@@ -39,13 +39,11 @@ from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import PREFIX_SIZE
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.feed.feed import Feed
-from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.options import Restamp, RestoreOptions
-from tikv_br.restore.run import restore
-from tikv_br.restore.steps import restore_steps
-from tikv_br.restore.txn import txn_restore_steps
+from tikv_br.restore.run import restore, restore_steps, txn_restore_steps
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

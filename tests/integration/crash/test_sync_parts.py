@@ -23,8 +23,8 @@ from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.checkpoint import CheckpointStore, ObjectCheckpoints
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.feed.feed import Feed
-from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.incremental.handover import FromTs
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.tikv import TikvSink

@@ -7,11 +7,11 @@ import tempfile
 import tikv_br.backup.merge
 import tikv_br.backup.run
 import tikv_br.backup.scan
-import tikv_br.backup.store_task
+import tikv_br.backup.store
 import tikv_br.drill.run
 import tikv_br.incremental.backup
-import tikv_br.restore.put
 import tikv_br.restore.run
+import tikv_br.restore.transfer
 import tikv_br.storage.local  # noqa: F401
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.config import ClusterConfig

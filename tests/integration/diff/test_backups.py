@@ -18,7 +18,7 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.compare.report import DifferenceKind
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
+from tikv_br.diff.places import BackupChoice, ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.errors import BackupDamaged, BackupNotFound, CrypterMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion

@@ -15,7 +15,7 @@ from tests.support.live_cluster import LiveCluster, contents
 from tests.support.raw_calls import put_with_ttls
 from tikv_br.compare.report import DifferenceKind
 from tikv_br.compare.sides import ClusterSide
-from tikv_br.diff.options import ClusterChoice, DiffOptions
+from tikv_br.diff.places import ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.errors import ConversionUnsupported, NothingMatched, UsageError
 from tikv_br.formats.keys.ranges import KeyRange

@@ -11,7 +11,7 @@ from tests.support.browser import Page
 from tests.unit.drill.samples import failed, passed
 from tikv_br.drill.history import past_drill_of
 from tikv_br.drill.objectives import Measured, Objectives, judge
-from tikv_br.drill.page import NOT_RECOVERED, OUTCOMES, RECOVERED, SCENARIOS, render_index, render_report
+from tikv_br.drill.run import NOT_RECOVERED, OUTCOMES, RECOVERED, SCENARIOS, render_index, render_report
 from tikv_br.report.facts import Compared, DrillVerdict, ReportedError
 
 PLOTS = "[...document.querySelectorAll('svg[data-plot]')].map(plot => plot.dataset.plot)"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import tikv_br.formats.merge
+import tikv_br.formats.order
 from tests.integration.backup.data import when
 from tests.integration.drill.conftest import assert_nothing_left
 from tests.integration.drill.killing import Host, killed_at, killed_within
@@ -24,9 +24,9 @@ from tests.support.logs import write_log
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.run import backup
 from tikv_br.cluster.timestamps import minus_seconds
-from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.drill import live_source
+from tikv_br.dataflow.read import MergeSources
+from tikv_br.drill import log_comparison
 from tikv_br.drill.history import read_past_drills
 from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.objectives import Objectives
@@ -217,9 +217,9 @@ def test_rows_that_are_merged_wrongly_fail_the_drill(
     problem: str,
 ) -> None:
     """The restore finds its target equal to what it merged; the drill does not."""
-    right = tikv_br.formats.merge.rows_at
+    right = tikv_br.formats.order.rows_at
     monkeypatch.setattr(
-        tikv_br.formats.merge, "rows_at", lambda *arguments: [fault(pa.concat_batches(right(*arguments)))]
+        tikv_br.formats.order, "rows_at", lambda *arguments: [fault(pa.concat_batches(right(*arguments)))]
     )
     with pytest.raises(DifferencesFound, match=problem) as caught:
         drill(options)
@@ -303,7 +303,7 @@ def test_a_log_that_is_not_written_cannot_be_compared_with_the_source(
     options: DrillOptions, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key has changed since the end of the log."""
-    monkeypatch.setattr(live_source, "PATIENCE", 0.0)
+    monkeypatch.setattr(log_comparison, "PATIENCE", 0.0)
     raw = world.source.raw()
     try:
         with pytest.raises(OutsideRestoreWindow, match="the log did not reach"):

@@ -21,7 +21,7 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.backupset import lease
 from tikv_br.cluster.safepoint import release
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.drill import live_diff
+from tikv_br.drill import cutover
 from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, TailOptions
@@ -36,7 +36,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
 from tikv_br.report.facts import DrillVerdict
@@ -191,7 +191,7 @@ def test_a_different_row_of_the_target_fails_the_drill(
     options: DrillOptions, source: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client overwrites a row of the target: the comparison finds it."""
-    monkeypatch.setattr(live_diff, "TRIES", 1)
+    monkeypatch.setattr(cutover, "TRIES", 1)
 
     def meddle() -> None:
         source.raw(SCRATCH).put(b"row001", b"otherwise")

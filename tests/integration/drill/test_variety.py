@@ -18,10 +18,9 @@ from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.report.facts import DrillVerdict
-from tikv_br.storage.cloud_options import CloudFlags
 from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.storage.url import CloudFlags, StorageLocation, parse
 
 ROWS = {b"row%03d" % number: b"value" * 10 for number in range(200)}
 OTHERS = {b"other%03d" % number: b"" for number in range(50)}

@@ -20,8 +20,7 @@ from tests.support.etcd import real_etcd
 from tests.support.scripted_grpc import ScriptedServer, fail
 from tests.support.waiting import eventually
 from tikv_br.cluster.config import TlsFiles
-from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.etcd_lease import LeaseHolder
+from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, Get, Put, absent, created_at, unchanged
 from tikv_br.cluster.pb import etcdserverpb_pb2 as pb
 from tikv_br.errors import ClusterTlsError, EtcdLeaseExpired, EtcdRefused, EtcdUnreachable, UsageError

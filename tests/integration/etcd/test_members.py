@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.etcd import Member, etcd_cluster
 from tests.support.waiting import eventually
-from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.etcd_lease import LeaseHolder
+from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Put, absent, unchanged
 from tikv_br.errors import EtcdUnreachable
 

@@ -12,7 +12,7 @@ from tikv_br.errors import SyncFenced
 from tikv_br.incremental.checkpoint import Checkpoint
 from tikv_br.incremental.group.model import CaptureInfo, ChangefeedTask
 from tikv_br.incremental.group.store import GroupStore
-from tikv_br.incremental.group.task_checkpoints import TaskCheckpoints
+from tikv_br.incremental.group.worker import TaskCheckpoints
 from tikv_br.records import dump
 
 START_TS = 100

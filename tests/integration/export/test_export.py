@@ -28,8 +28,7 @@ from tikv_br.backup.run import backup
 from tikv_br.dataflow import plan
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import CrypterMismatch, LeaseHeld, NothingMatched, StorageConflict, UsageError
-from tikv_br.export.options import ExportOptions
-from tikv_br.export.run import ExportSummary, export
+from tikv_br.export.run import ExportOptions, ExportSummary, export
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.keys.text import parse_key

@@ -22,7 +22,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.incremental.checkpoint import ObjectCheckpoints
-from tikv_br.incremental.order import pieces
+from tikv_br.incremental.sorter import pieces
 from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

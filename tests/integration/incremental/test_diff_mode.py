@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.compare.report import Report
 from tikv_br.diff import run
-from tikv_br.diff.options import ClusterChoice, DiffOptions
+from tikv_br.diff.places import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffContext
 from tikv_br.diff.task import compare_units
 from tikv_br.errors import (

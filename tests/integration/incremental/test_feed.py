@@ -12,8 +12,8 @@ from tests.integration.incremental.feed_state import FeedState
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.feed.feed import Feed
-from tikv_br.incremental.feed.options import FeedOptions
 
 STEPS = 12
 

@@ -31,8 +31,8 @@ from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.errors import ClusterFollowed, ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.feed.feed import Feed
-from tikv_br.incremental.feed.options import FeedOptions
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.options import Mode, Restamp, RestoreOptions
 from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord

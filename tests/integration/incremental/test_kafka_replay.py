@@ -38,7 +38,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.handover import FromNow
 from tikv_br.incremental.kafka.replay import Replay, ReplayOptions, ReplayStatus
 from tikv_br.incremental.kafka.replay import replay as run

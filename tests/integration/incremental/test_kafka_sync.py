@@ -39,7 +39,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import SyncDegraded
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import ChangefeedInfo
 from tikv_br.incremental.group.store import GroupStore

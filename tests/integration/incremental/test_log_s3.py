@@ -24,8 +24,8 @@ from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.backup.run import backup
 from tikv_br.cluster.etcd import Etcd
-from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.group.store import GroupStore
 from tikv_br.point_in_time import PointOptions, restore_to_point

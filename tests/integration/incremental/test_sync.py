@@ -21,7 +21,7 @@ from tests.integration.incremental.writer import Writer
 from tests.integration.s3_servers import moto_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.archive.records import Checkpoint
-from tikv_br.backupset.lease_record import LeaseOwner
+from tikv_br.backupset.lease import LeaseOwner
 from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.handover import FromTs
 from tikv_br.incremental.sinks.url import TikvTarget
 from tikv_br.incremental.sync import SyncOptions

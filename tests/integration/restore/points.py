@@ -13,8 +13,8 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse

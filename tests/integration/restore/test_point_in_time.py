@@ -27,8 +27,8 @@ from tikv_br.archive.records import Segment
 from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
-from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, StorageUnreachable, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.backup import back_up_changes

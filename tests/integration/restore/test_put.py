@@ -92,7 +92,7 @@ def test_rows_from_the_future_are_put_with_timestamps_of_now(
     source: StorageLocation, target: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A put row is as new as any write: the rows' own timestamps do not matter, and a later write is seen."""
-    monkeypatch.setattr("tikv_br.restore.steps.check_timestamps", lambda _context: pytest.fail("asked for timestamps"))
+    monkeypatch.setattr("tikv_br.restore.run.check_timestamps", lambda _context: pytest.fail("asked for timestamps"))
     assert restore(RestoreOptions(cluster=target.config, storage=source, mode=Mode.PUT)).verified
     assert rows_of(target) == ROWS
     target.raw().put(b"row00001", b"new")

@@ -25,7 +25,7 @@ from tests.support.live_txn_backups import (
 from tests.support.live_txns import ALIVE, Txns
 from tests.support.openssl import crypter
 from tests.support.txn_backups import make_backup, make_foreign_backup, recorded_rows
-from tikv_br.backup.txn import backup_txn
+from tikv_br.backup.run import backup_txn
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cli.output import Output
 from tikv_br.cli.summaries import restore_figures, show_restore_plan

@@ -19,24 +19,24 @@ from tests.support.http_pd import HttpConnection
 from tests.support.ledgers import begin_backup
 from tests.support.peak_memory import peak_mib
 from tests.support.tools import ROOT
-from tikv_br.backup import engines
+from tikv_br.backup import copy
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd_http import PdHttp
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.dataflow import steps
-from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.convert import Conversion
-from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.task import TaskResult
+from tikv_br.dataflow.plan import Engine
+from tikv_br.dataflow.run import BackupContext
+from tikv_br.dataflow.write import TaskResult
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import silent
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.collector import Collector
+from tikv_br.tasks.task import Collector
 
 SLOTS = 250
 """Slots of the planned executor; there are four tasks for each."""
@@ -61,7 +61,7 @@ def main(grpc: str, http: str, folder: str) -> None:
         planned = time.process_time()
         plan_mib = peak_mib()
         with mock.patch.object(steps, "run_tasks", run_elsewhere):
-            engines.copy(context)
+            copy.copy(context)
         copied = time.process_time()
         copy_mib = peak_mib()
         steps.verify_coverage(context)

@@ -18,7 +18,7 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
-from tikv_br.dataflow.task import PhaseSeconds, TaskResult
+from tikv_br.dataflow.write import PhaseSeconds, TaskResult
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec

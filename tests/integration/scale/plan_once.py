@@ -16,15 +16,15 @@ from unittest import mock
 
 from tests.support.http_pd import HttpConnection
 from tests.support.peak_memory import peak_mib
-from tikv_br.backup import engines
+from tikv_br.backup import copy
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd_http import PdHttp
 from tikv_br.dataflow import steps
-from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.convert import Conversion
-from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.plan import Engine
+from tikv_br.dataflow.run import BackupContext
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.storage.url import StorageLocation
@@ -68,7 +68,7 @@ def handed_over(context: BackupContext) -> tuple[Sequence[object], object]:
         return 0.0
 
     with mock.patch.object(steps, "run_tasks", run_tasks):
-        engines.copy(context)
+        copy.copy(context)
     return taken[0]
 
 

@@ -24,7 +24,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestoreRange, choose_parts, remaining_parts
-from tikv_br.restore.steps import plan_changes
+from tikv_br.restore.run import plan_changes
 from tikv_br.storage.url import StorageLocation
 
 FILE_BYTES = 60 << 20

@@ -22,7 +22,7 @@ from tikv_br.errors import (
     UsageError,
 )
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.cloud_writer import PART_SIZE
+from tikv_br.storage.cloud import PART_SIZE
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -19,7 +19,7 @@ from tests.support.ports import reserved_ports
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.errors import StorageUnreachable
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.cloud_writer import PART_SIZE
+from tikv_br.storage.cloud import PART_SIZE
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import health_of
 from tikv_br.storage.url import StorageLocation

@@ -17,11 +17,10 @@ import pytest
 from botocore import credentials as botocore_credentials
 
 from tikv_br.errors import StorageConflict, StorageDenied, UsageError
-from tikv_br.storage.cloud_options import AzureOptions, CloudFlags, GcsOptions, S3Options
 from tikv_br.storage.credentials import to_backend
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
 
 _AWS = (
     "access_key_id secret_access_key default_region region bucket bucket_name endpoint_url endpoint endpoint_url_s3 endpoint_url_sts "

@@ -25,7 +25,7 @@ from tikv_br.errors import (
     TikvBrError,
     UsageError,
 )
-from tikv_br.storage.cloud_writer import PART_SIZE
+from tikv_br.storage.cloud import PART_SIZE
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 

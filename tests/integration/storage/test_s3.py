@@ -21,9 +21,9 @@ from tests.integration.storage_suite import StorageSuite, stream
 from tests.support.forks import Forks
 from tests.support.tools import ROOT
 from tikv_br.errors import StorageDenied, StorageError
-from tikv_br.storage import s3
+from tikv_br.storage import clouds
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.cloud_writer import PART_SIZE
+from tikv_br.storage.cloud import PART_SIZE
 from tikv_br.storage.credentials import S3Credentials
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -124,7 +124,7 @@ def test_credentials_that_cannot_be_renewed(versitygw: S3Server, monkeypatch: py
     def expired() -> S3Credentials:
         raise StorageDenied("the S3 credentials cannot be renewed: the instance is silent")
 
-    monkeypatch.setattr(s3, "credential_source", lambda _options: expired)
+    monkeypatch.setattr(clouds, "credential_source", lambda _options: expired)
     store = open_store(versitygw.location("p"))
     with pytest.raises(StorageDenied, match="cannot be renewed: the instance is silent"):
         stream(store, "object", 1, size)

@@ -30,7 +30,7 @@ from tikv_br.errors import (
 )
 from tikv_br.storage import cloud, outage
 from tikv_br.storage.base import ObjectStore, Writer
-from tikv_br.storage.cloud_writer import PART_SIZE
+from tikv_br.storage.cloud import PART_SIZE
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 

@@ -25,7 +25,7 @@ from tests.support.logs import write_log
 from tikv_br.archive.records import Checkpoint
 from tikv_br.backup.run import backup
 from tikv_br.backupset.index import Index, removal_name
-from tikv_br.backupset.removal import Removal
+from tikv_br.backupset.prune import Removal
 from tikv_br.cli.main import run
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.history import backup_path

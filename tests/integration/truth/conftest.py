@@ -34,7 +34,7 @@ from tikv_br.cli.shared import ClusterFlags
 from tikv_br.cluster import etcd
 from tikv_br.errors import TikvBrError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.handover import FromBackup
 from tikv_br.incremental.sinks.url import LogTarget
 from tikv_br.incremental.sync import SyncOptions, sync

@@ -19,8 +19,8 @@ from tests.integration.truth.conftest import ROWS, Ended, World, tikv_br
 from tests.support.live_cluster import contents
 from tests.support.live_txn_backups import delete_range, read_rows
 from tests.support.live_txns import Txns, prefix_of
-from tikv_br.backupset import run_record
-from tikv_br.backupset.lease_record import Lease, LeaseOwner
+from tikv_br.backupset import manifest
+from tikv_br.backupset.lease import Lease, LeaseOwner
 from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd_http import gc_status
@@ -273,7 +273,7 @@ def with_more(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     txns.commit(txns.prewrite(b"txn"), b"txn")
     begun = Path(world.names["begun"])
     (begun / "tikv-br" / "lease").mkdir(parents=True)
-    (begun / "backup.lock").write_bytes(run_record.LOCK_TEXT)
+    (begun / "backup.lock").write_bytes(manifest.LOCK_TEXT)
     over = Lease("0" * 16, LeaseOwner("elsewhere", "", 1, 1), "", "backup", expires_ms=1)
     left = begun / "tikv-br" / "lease" / "00000001.json"
     left.write_bytes(dump(over))

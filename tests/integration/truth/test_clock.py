@@ -23,7 +23,7 @@ from tikv_br.cluster import clock
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.timestamps import parse_ts, seconds_between
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.incremental.feed.options import FeedOptions
+from tikv_br.incremental.feed.events import FeedOptions
 from tikv_br.incremental.handover import FromTs
 from tikv_br.incremental.pipeline import Replicator
 from tikv_br.incremental.sinks.url import TikvTarget

@@ -11,8 +11,7 @@ from typer.core import TyperOption
 from tests.integration.truth.calls import CALLS
 from tests.integration.truth.conftest import World, check_failure, tikv_br
 from tests.integration.truth.faults import FAULTS, Fault, refusing
-from tikv_br.cli.command import CommandPath
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import CommandPath, leaves
 from tikv_br.cli.main import app
 
 COMMANDS = {path: command for path, command in leaves(typer.main.get_command(app)) if not command.hidden}

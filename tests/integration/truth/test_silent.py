@@ -16,7 +16,7 @@ from tests.integration.truth.conftest import World, check_failure
 from tests.integration.truth.faults import CHECK, DRILL, PLACES
 from tests.support.accepting import accepting
 from tests.support.waiting import eventually
-from tikv_br.backup import store_task
+from tikv_br.backup import store as store_task
 from tikv_br.cli.command import CommandPath
 from tikv_br.cli.shared import ClusterFlags
 from tikv_br.cluster import etcd, store

@@ -11,12 +11,11 @@ import pytest
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.live_txn_backups import back_up, codec_of, delete_range, hard_txn_rows, split_between, write_rows
 from tests.support.live_txns import Txns
-from tikv_br.backup.txn import backup_txn
+from tikv_br.backup.run import backup_txn
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.rows import find_value
-from tikv_br.compare.files import FilePart
-from tikv_br.compare.txn import TxnComparison
+from tikv_br.compare.files import FilePart, TxnComparison
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import BackupDamaged, ChecksumMismatch
 from tikv_br.formats.api_version import ApiVersion

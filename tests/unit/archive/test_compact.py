@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tests.unit.archive.samples import CODEC, LOG, START, STEP, WHOLE, describe, rows_of, start, store_at, write_log
 from tests.unit.incremental.changes import Change, batch
-from tikv_br.archive.chunks import plan_chunks
-from tikv_br.archive.compact import CompactionOptions, compact
+from tikv_br.archive.compact import CompactionOptions, compact, plan_chunks
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import DAY_SECONDS, acquire_lock, plan_clean_up, plan_truncation, remove
 from tikv_br.archive.records import InexactPeriod

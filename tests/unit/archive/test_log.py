@@ -25,8 +25,7 @@ from tests.unit.archive.samples import (
     start,
     store_at,
 )
-from tikv_br.archive.coverage import LogGap
-from tikv_br.archive.log import LogArchive
+from tikv_br.archive.log import LogArchive, LogGap
 from tikv_br.archive.maintenance import plan_truncation, status_of, truncate
 from tikv_br.archive.records import InexactPeriod, MissedIngest, Segment, SegmentName, Truncation, merge_periods
 from tikv_br.archive.writer import LogWriter

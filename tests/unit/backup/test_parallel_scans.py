@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tikv_br.backup.scan import MAX_PARALLEL_SCANS, PROBE_BYTES, ScanProbe, split_range
-from tikv_br.cluster.prefetch import Prefetcher
+from tikv_br.cluster.scan import Prefetcher
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import RawPage
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.dataflow.samples import options
-from tikv_br.backup.store_requests import RawRequests, StoreRange, store_ranges
+from tikv_br.backup.store import RawRequests, StoreRange, store_ranges
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Peer, Region
-from tikv_br.cluster.request_guards import check_backup
+from tikv_br.cluster.store import check_backup
 from tikv_br.dataflow.convert import Conversion
-from tikv_br.dataflow.task import BackupJob
+from tikv_br.dataflow.write import BackupJob
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
 from tikv_br.formats.keys.codec import KeyCodec

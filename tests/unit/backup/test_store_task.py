@@ -13,14 +13,14 @@ import pytest
 
 from tests.support.one_store import OneStore
 from tests.unit.dataflow.samples import options
-from tikv_br.backup import store_task
-from tikv_br.backup.store_task import run_store_task
+from tikv_br.backup import store as store_task
+from tikv_br.backup.store import run_store_task
 from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.dataflow.convert import Conversion
-from tikv_br.dataflow.task import BackupJob
+from tikv_br.dataflow.write import BackupJob
 from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange

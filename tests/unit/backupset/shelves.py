@@ -8,8 +8,7 @@ from pathlib import Path
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all
 from tikv_br.backupset import manifest
-from tikv_br.backupset.index import Index
-from tikv_br.backupset.index_entry import IndexEntry, entry_of
+from tikv_br.backupset.index import Index, IndexEntry, entry_of
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.formats.api_version import ApiVersion

@@ -12,12 +12,10 @@ from tests.support.ledgers import begin_backup, read_entries
 from tests.unit.backupset.samples import describe, do_task
 from tests.unit.backupset.shelves import index_at, shelve
 from tikv_br import records
-from tikv_br.backupset import layout, lease, lease_record, ledger, run_record
+from tikv_br.backupset import layout, lease, ledger, manifest
 from tikv_br.backupset.index import removal_name
-from tikv_br.backupset.prune import plan
-from tikv_br.backupset.removal import Removal
-from tikv_br.backupset.retention import Policy
-from tikv_br.backupset.run_record import RunRecord
+from tikv_br.backupset.manifest import RunRecord
+from tikv_br.backupset.prune import Policy, Removal, plan
 from tikv_br.backupset.sealed import write_record
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
@@ -40,9 +38,9 @@ def unfinished(folder: Path) -> ObjectStore:
 
 
 READERS: dict[str, Callable[[ObjectStore], object]] = {
-    "run": run_record.read_run,
+    "run": manifest.read_run,
     "ledger": read_entries,
-    "lease": lease_record.newest,
+    "lease": lease.newest,
 }
 
 

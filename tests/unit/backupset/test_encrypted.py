@@ -16,21 +16,19 @@ from tests.unit.backupset.samples import describe, do_all
 from tests.unit.backupset.shelves import index_at, make_foreign
 from tikv_br.backupset import backupmeta, layout, ledger
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index
-from tikv_br.backupset.rebuild import rebuild
-from tikv_br.backupset.removal import remove
+from tikv_br.backupset.index import Index, rebuild
+from tikv_br.backupset.prune import remove
 from tikv_br.backupset.sealed import seal, unseal
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.read import MergeSources
 from tikv_br.datasource.backups import BackupReader
-from tikv_br.diff.options import BackupChoice
-from tikv_br.diff.places import find_backup
+from tikv_br.diff.places import BackupChoice, find_backup
 from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch
 from tikv_br.storage.base import ObjectSource, ObjectStore
 from tikv_br.storage.crypter import PLAIN, Crypter, SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
-from tikv_br.verify.records import read_records
+from tikv_br.verify.checks import read_records
 
 METHOD = "aes256-ctr"
 RIGHT_KEY = crypter(METHOD)

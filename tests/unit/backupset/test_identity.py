@@ -13,8 +13,7 @@ import pytest
 
 from tests.support.sst_surgery import write_sst
 from tests.unit.backupset.samples import write_file
-from tikv_br.backupset.files import TAIL_SIZE, FileEntry
-from tikv_br.backupset.identity import verify_file_content, verify_file_identity
+from tikv_br.backupset.files import TAIL_SIZE, FileEntry, verify_file_content, verify_file_identity
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import CHUNK_SIZE, ObjectStore

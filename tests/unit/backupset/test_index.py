@@ -18,18 +18,15 @@ from tests.unit.backupset.shelves import index_at, index_entry, make_backup, nam
 from tikv_br import records
 from tikv_br.backupset import index as index_module
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import SNAPSHOT, Index, add_to_index, entry_name, place_of
-from tikv_br.backupset.index_entry import entry_of, load
-from tikv_br.backupset.lease_record import Lease, LeaseOwner
-from tikv_br.backupset.prune import plan
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.index import SNAPSHOT, Index, add_to_index, entry_name, entry_of, load, place_of
+from tikv_br.backupset.lease import Lease, LeaseOwner
+from tikv_br.backupset.prune import Policy, plan
 from tikv_br.cluster.timestamps import compose, show_time
 from tikv_br.errors import BackupDamaged, BackupNotFound, StorageDenied, StorageError, StorageUnreachable, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.base import ObjectInfo, ObjectStore
-from tikv_br.storage.cloud_options import S3Options
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.storage.url import S3Options, StorageLocation, parse
 
 
 def ids(index: Index) -> list[str]:

@@ -16,8 +16,17 @@ from tests.support.faulty_store import FaultyStore
 from tests.support.waiting import eventually
 from tikv_br import records
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.lease import PathLease, acquire, break_lease
-from tikv_br.backupset.lease_record import GRACE_SECONDS, TTL_SECONDS, Lease, LeaseOwner, newest, ttl_of
+from tikv_br.backupset.lease import (
+    GRACE_SECONDS,
+    TTL_SECONDS,
+    Lease,
+    LeaseOwner,
+    PathLease,
+    acquire,
+    break_lease,
+    newest,
+    ttl_of,
+)
 from tikv_br.errors import (
     BackupDamaged,
     LeaseHeld,
@@ -28,10 +37,9 @@ from tikv_br.errors import (
     UsageError,
 )
 from tikv_br.storage.base import ObjectInfo, ObjectStore
-from tikv_br.storage.cloud_options import CloudFlags, S3Options
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import StorageAway
-from tikv_br.storage.url import parse
+from tikv_br.storage.url import CloudFlags, S3Options, parse
 
 OFTEN = 0.03
 """Seconds between renewals of a lease that is to be renewed within a test."""

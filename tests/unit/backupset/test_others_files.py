@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.backupset.samples import describe, do_task
-from tikv_br.backupset import layout, ledger, run_record
+from tikv_br.backupset import layout, ledger, manifest
 from tikv_br.backupset.backup_writer import BackupWriter
 from tikv_br.dataflow.run import remove_temporary
 from tikv_br.errors import BackupPathInUse
@@ -40,7 +40,7 @@ def names(store: ObjectStore) -> set[str]:
 )
 def test_backups_in_a_folder_below(store: ObjectStore, remove: Callable[[ObjectStore], object]) -> None:
     """A lock that somebody wrote at the folder of all backups does not make these the work of an unfinished one."""
-    run_record.mark_path(store)
+    manifest.mark_path(store)
     for name in (*OTHERS, f"sst/{'0a' * 8}_{'1b' * 8}_00000_default.sst"):
         store.put(name, b"x")
     remove(store)
@@ -59,7 +59,7 @@ def test_backups_below_the_ledger(store: ObjectStore) -> None:
 
 def test_other_files_at_the_path_of_a_temporary_backup(store: ObjectStore) -> None:
     """What no run makes stays."""
-    run_record.mark_path(store)
+    manifest.mark_path(store)
     other = {"notes.txt", "photos/2026.jpg", "tikv-br-index/1.json"}
     for name in (*other, "tikv-br/run.json", "tikv-br/restore/1.json", "sst/x_default.sst"):
         store.put(name, b"x")

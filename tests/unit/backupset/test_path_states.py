@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.backupset import layout, run_record
-from tikv_br.backupset.run_record import PathState
+from tikv_br.backupset import layout, manifest
+from tikv_br.backupset.manifest import PathState
 from tikv_br.errors import BackupPathInUse
 from tikv_br.storage.base import ObjectStore
 
@@ -28,7 +28,7 @@ def test_path_in_use(store: ObjectStore, name: str, sentence: str) -> None:
     """A backup, a foreign lock, or any part of another backup makes a path unusable; the message names it."""
     store.put(name, b"x")
     with pytest.raises(BackupPathInUse, match=sentence):
-        run_record.path_state(store)
+        manifest.path_state(store)
 
 
 def test_other_objects_do_not_matter(store: ObjectStore) -> None:
@@ -36,38 +36,38 @@ def test_other_objects_do_not_matter(store: ObjectStore) -> None:
     store.put("README.txt", b"x")
     store.put("notes/backupmeta.txt", b"x")
     store.put("tikv-br/lease/00000001.json", b"x")
-    assert run_record.path_state(store) is PathState.FREE
+    assert manifest.path_state(store) is PathState.FREE
 
 
 def test_remains_of_our_runs_are_recognized(store: ObjectStore) -> None:
     """A late file, an interrupted run, and a backup whose run had not cleaned up."""
     store.put(LATE_FILE, b"x")
     store.put(f"tikv-br/ledger/{'0a' * 8}-{'1b' * 8}.json", b"x")
-    assert run_record.path_state(store) is PathState.REMAINS
-    run_record.mark_path(store)
-    assert run_record.path_state(store) is PathState.UNFINISHED
+    assert manifest.path_state(store) is PathState.REMAINS
+    manifest.mark_path(store)
+    assert manifest.path_state(store) is PathState.UNFINISHED
     store.put("tikv-br/run.json", b"x")
     store.put("backupmeta", b"x")
-    assert run_record.path_state(store) is PathState.COMMITTED
+    assert manifest.path_state(store) is PathState.COMMITTED
 
 
 def test_lock_is_put_once(store: ObjectStore) -> None:
     """The second is refused until the first is gone; the text has the two lines of its kind."""
-    run_record.mark_path(store)
+    manifest.mark_path(store)
     with pytest.raises(BackupPathInUse, match="another run"):
-        run_record.mark_path(store)
+        manifest.mark_path(store)
     first, second, rest = store.get("backup.lock").split(b"\n")
     assert (first, rest) == (b"DO NOT DELETE", b"")
     assert second
     for _twice in range(2):
         store.delete(layout.LOCK)
-    run_record.mark_path(store)
+    manifest.mark_path(store)
 
 
 def test_lock_read_wrongly_once(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bit of the lock that was altered on its way makes no stranger of our own unfinished run."""
-    run_record.mark_path(store)
-    answers = [b"EO" + run_record.LOCK_TEXT[2:], run_record.LOCK_TEXT]
+    manifest.mark_path(store)
+    answers = [b"EO" + manifest.LOCK_TEXT[2:], manifest.LOCK_TEXT]
     monkeypatch.setattr(store, "get", lambda _name: answers.pop(0))
-    assert run_record.path_state(store) is PathState.UNFINISHED
+    assert manifest.path_state(store) is PathState.UNFINISHED
     assert not answers

@@ -9,9 +9,7 @@ import pytest
 
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
-from tikv_br.backupset.index import Index, entry_name
-from tikv_br.backupset.index_entry import entry_of
-from tikv_br.backupset.rebuild import rebuild
+from tikv_br.backupset.index import Index, entry_name, entry_of, rebuild
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported
 

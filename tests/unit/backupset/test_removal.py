@@ -27,12 +27,18 @@ from tests.unit.backupset.shelves import (
 from tikv_br import records
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index, entry_name, pin_name, removal_name
-from tikv_br.backupset.index_entry import entry_id, entry_of_backup
-from tikv_br.backupset.prune import check_deletable, delete, execute, plan
-from tikv_br.backupset.rebuild import rebuild
-from tikv_br.backupset.removal import Removal, finish_removal, interrupted_removals, remove
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.index import Index, entry_id, entry_name, entry_of_backup, pin_name, rebuild, removal_name
+from tikv_br.backupset.prune import (
+    Policy,
+    Removal,
+    check_deletable,
+    delete,
+    execute,
+    finish_removal,
+    interrupted_removals,
+    plan,
+    remove,
+)
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import (
     BackupDamaged,

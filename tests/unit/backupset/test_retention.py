@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset.retention import Policy, PruneCandidate, reasons_to_keep
+from tikv_br.backupset.prune import Policy, PruneCandidate, reasons_to_keep
 from tikv_br.errors import UsageError
 
 HOUR = 3_600_000

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.backupset.samples import describe
-from tikv_br.backupset import layout, run_record
-from tikv_br.backupset.run_record import RunRecord, differences
+from tikv_br.backupset import layout, manifest
+from tikv_br.backupset.manifest import RunRecord, differences
 from tikv_br.backupset.sealed import write_record
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.keys.ranges import KeyRange
@@ -21,15 +21,15 @@ def record(store: ObjectStore) -> RunRecord:
 
 def test_record_is_read_back(store: ObjectStore, record: RunRecord) -> None:
     """The record is read until it is removed; a cut one is damage, not absence."""
-    assert run_record.read_run(store) is None
+    assert manifest.read_run(store) is None
     write_record(store, layout.RUN, record)
-    assert run_record.read_run(store) == record
+    assert manifest.read_run(store) == record
     store.put("tikv-br/run.json", store.get("tikv-br/run.json")[:-50])
     with pytest.raises(BackupDamaged, match=r"run\.json"):
-        run_record.read_run(store)
+        manifest.read_run(store)
     for _twice in range(2):
         store.delete(layout.RUN)
-    assert run_record.read_run(store) is None
+    assert manifest.read_run(store) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tikv_br.bulk_load import local
 from tikv_br.bulk_load.files import open_files
 from tikv_br.formats import columns
 from tikv_br.formats.tables import TableFormat, TableOptions, open_table
-from tikv_br.storage.cloud_options import CloudFlags
+from tikv_br.storage.url import CloudFlags
 from tikv_br.tasks.inputs import Input
 
 ANY = (

@@ -9,8 +9,7 @@ import pytest
 
 from tests.integration.backup.reading import rocksdb_rows
 from tikv_br.backupset.coverage import require_coverage
-from tikv_br.bulk_load.partition import PartitionJob, PartitionResult, write_partition
-from tikv_br.bulk_load.partitioned import ledger_entries
+from tikv_br.bulk_load.partition import PartitionJob, PartitionResult, ledger_entries, write_partition
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.options import BackupOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tikv_br.check.probe import ProbeSkipped, Status
-from tikv_br.check.store_storage import judge_answers
+from tikv_br.check.storage_probes import judge_answers
 
 NOT_BUILT_IN = 'Io(Custom { kind: NotFound, error: "bad storage backend " })'
 """Recorded, as is the next one."""

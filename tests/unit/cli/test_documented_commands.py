@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 
 PROJECT = Path(__file__).resolve().parents[3]

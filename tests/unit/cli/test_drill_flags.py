@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.cli.drill_flags import DrillTargetFlags, RehearsedBackupFlags, TailFlags
+from tikv_br.cli.drill_cmd import DrillTargetFlags, RehearsedBackupFlags, TailFlags
 from tikv_br.cli.shared import ClusterFlags, SparkFlags
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import EntryKind

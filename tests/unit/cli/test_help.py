@@ -14,8 +14,7 @@ from typer.core import TyperOption
 
 from scripts.generate_man import pages
 from tikv_br.cli import help as help_text
-from tikv_br.cli.command import CommandPath
-from tikv_br.cli.groups import GLOBAL_FLAGS, leaves
+from tikv_br.cli.command import GLOBAL_FLAGS, CommandPath, leaves
 from tikv_br.cli.main import Commands, app, run
 from tikv_br.cli.settings import is_shared, options
 

@@ -14,7 +14,7 @@ import typer.main
 
 from tests.support.clock import Clock
 from tests.support.tools import Terminal
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.log import LogForm, LogLevel, configure, is_debug, reset
 from tikv_br.cli.main import app, run
 from tikv_br.cli.output import Output, OutputForm

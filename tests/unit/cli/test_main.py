@@ -9,7 +9,7 @@ import pytest
 import typer
 import typer.main
 
-from tikv_br.backupset.lease_record import Lease, LeaseOwner
+from tikv_br.backupset.lease import Lease, LeaseOwner
 from tikv_br.cli import main, shared
 from tikv_br.cli.main import Commands, run, wants_json
 from tikv_br.errors import LeaseHeld, StorageDenied

@@ -22,10 +22,9 @@ from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cli.backup_cmd import RawBackupFlags, TxnBackupFlags
 from tikv_br.cli.backup_flags import AzblobFlags, GcsFlags, S3Flags
 from tikv_br.cli.changefeed_cmd import SETTINGS
-from tikv_br.cli.command import Flags
+from tikv_br.cli.command import Flags, leaves
 from tikv_br.cli.diff_cmd import DiffFlags
-from tikv_br.cli.drill_flags import GoalFlags
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.drill_cmd import GoalFlags
 from tikv_br.cli.key_flags import OneRangeFlags
 from tikv_br.cli.kinds import RATE, SIZE, TIME, parse_duration, parse_rate_limit, parse_size
 from tikv_br.cli.load_cmd import BulkLoadFlags
@@ -34,13 +33,13 @@ from tikv_br.cli.main import app
 from tikv_br.cli.restore_cmd import RawRestoreFlags, TxnRestoreFlags
 from tikv_br.cli.verify_cmd import VerifyFlags
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.diff.options import DiffOptions
+from tikv_br.diff.places import DiffOptions
 from tikv_br.drill.objectives import Objectives
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.playground.settings import Settings
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.storage.cloud_options import AzureOptions, GcsOptions, S3Options
+from tikv_br.storage.url import AzureOptions, GcsOptions, S3Options
 from tikv_br.tasks.executor import ExecutorOptions
 from tikv_br.tasks.inputs import Input
 from tikv_br.verify.options import VerifyOptions

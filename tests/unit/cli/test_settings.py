@@ -11,8 +11,7 @@ import pytest
 import typer.main
 
 from tikv_br.cli.backup_cmd import RawBackupFlags
-from tikv_br.cli.command import build
-from tikv_br.cli.groups import leaves
+from tikv_br.cli.command import build, leaves
 from tikv_br.cli.main import app, run
 from tikv_br.cli.settings import options, variables
 

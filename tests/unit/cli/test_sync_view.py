@@ -20,7 +20,7 @@ from tikv_br.cli import log
 from tikv_br.cli.output import Output, OutputForm
 from tikv_br.cli.status_flags import StatusFlags
 from tikv_br.cli.sync_view import describe, draw, watching
-from tikv_br.incremental.feed.status import FeedStatus
+from tikv_br.incremental.feed.events import FeedStatus
 from tikv_br.incremental.watch.status import NamedStatus
 
 SECRET = "refused: secret-access-key=hunter2"

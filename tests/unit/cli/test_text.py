@@ -6,8 +6,7 @@ import pytest
 
 from tikv_br.cli.backups_cmd import COLUMNS as BACKUPS
 from tikv_br.cli.backups_cmd import DROP
-from tikv_br.cli.output import human_bytes, human_seconds
-from tikv_br.cli.table import pairs, table
+from tikv_br.cli.output import human_bytes, human_seconds, pairs, table
 
 
 @pytest.mark.parametrize(

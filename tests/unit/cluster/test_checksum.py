@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from tests.unit.cluster.fakes import KV, FakeCluster, region, region_error, with_leader
-from tikv_br.cluster.checksum import LAST_KEY, PrefixRule, txn_checksum
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.cluster.pb import coprocessor_pb2, errorpb_pb2, tipb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.cluster.txnkv import LAST_KEY, PrefixRule, txn_checksum
 from tikv_br.errors import LocksRemain, RequestRefused, RetryBudgetExhausted
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from tests.support.waiting import eventually
-from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.etcd_lease import LeaseHolder
+from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.errors import ClusterTlsError, EtcdLeaseExpired, EtcdUnreachable, TikvBrError
 
 TTL = 1

@@ -8,10 +8,9 @@ import pytest
 
 from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import CLUSTER_ID, PD, FakeCluster
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.flush import flush_request, flush_stores
+from tikv_br.cluster.cluster import Cluster, flush_request, flush_stores
 from tikv_br.cluster.pb import brpb_pb2, errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
-from tikv_br.cluster.request_guards import check_backup
+from tikv_br.cluster.store import check_backup
 from tikv_br.errors import RequestRefused, RetryBudgetExhausted
 from tikv_br.formats.api_version import ApiVersion
 

@@ -11,8 +11,7 @@ from tests.unit.cluster.fakes import FakeCluster, region
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tikv_br.cluster.regions import Region
-from tikv_br.cluster.request_guards import check_backup
-from tikv_br.cluster.store import StoreClient
+from tikv_br.cluster.store import StoreClient, check_backup
 from tikv_br.errors import ClusterUnfit, DangerousRequest
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import encode

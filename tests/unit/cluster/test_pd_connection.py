@@ -15,7 +15,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_errors import HEADER_ERRORS
+from tikv_br.cluster.pd_connection import HEADER_ERRORS
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RetryBudgetExhausted
 
 GC = pdpb_pb2.GetGCSafePointResponse(safe_point=42)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tikv_br.cluster.prefetch import Prefetcher
+from tikv_br.cluster.scan import Prefetcher
 from tikv_br.errors import ClusterUnreachable
 
 

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import fastcrc
 import pyarrow as pa
 
-from tikv_br.compare.sides import ClusterSide
-from tikv_br.compare.sums import RangeSums
+from tikv_br.compare.sides import ClusterSide, RangeSums
 from tikv_br.formats import columns
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange, middle_key

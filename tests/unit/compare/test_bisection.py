@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.compare.fakes import FakeSide
-from tikv_br.compare import bisection
-from tikv_br.compare.bisection import different_ranges
+from tikv_br.compare import ranges
+from tikv_br.compare.ranges import different_ranges
 from tikv_br.formats.keys.ranges import KeyRange
 
 ALL = KeyRange(b"", b"")
@@ -21,7 +21,7 @@ ROWS = st.dictionaries(KEYS, st.binary(max_size=3), max_size=60)
 @pytest.fixture(autouse=True)
 def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves of three rows: cuts are many."""
-    monkeypatch.setattr(bisection, "LEAF_ROWS", 3)
+    monkeypatch.setattr(ranges, "LEAF_ROWS", 3)
 
 
 def inside(key: bytes, span: KeyRange) -> bool:
@@ -77,7 +77,7 @@ def test_differences_everywhere_are_not_cut_for_ever() -> None:
     rows = {b"%06d" % number: b"value" for number in range(5000)}
     a, b = FakeSide(rows), FakeSide({key: b"%09d" % int(key) ** 2 for key in rows})
     found = narrowed(a, b)
-    assert len(found) == 2**bisection.MAX_FRUITLESS_SPLITS
+    assert len(found) == 2**ranges.MAX_FRUITLESS_SPLITS
     assert sum(len(a.keys(span)) for span in found) == len(rows)
 
 
@@ -90,8 +90,8 @@ def test_equal_changes_cancel_out_in_sums() -> None:
 
 def test_large_values_make_small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leaf is bounded by bytes, too."""
-    monkeypatch.setattr(bisection, "LEAF_ROWS", 1000)
-    monkeypatch.setattr(bisection, "LEAF_BYTES", 5000)
+    monkeypatch.setattr(ranges, "LEAF_ROWS", 1000)
+    monkeypatch.setattr(ranges, "LEAF_BYTES", 5000)
     rows = {b"%03d" % number: bytes(1000) for number in range(100)}
     a, b = FakeSide(rows), FakeSide({**rows, b"050": b""})
     [span] = narrowed(a, b)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.compare.sums import live_sums
+from tikv_br.compare.sides import live_sums
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum

@@ -9,9 +9,9 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.dataflow import steps
-from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.task import PhaseSeconds, TaskResult
+from tikv_br.dataflow.run import BackupContext
+from tikv_br.dataflow.write import PhaseSeconds, TaskResult
 from tikv_br.errors import ClusterUnreachable, SafePointError
 from tikv_br.storage.url import StorageLocation
 

@@ -10,8 +10,7 @@ import pytest
 from tests.unit.dataflow.samples import options
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.dataflow.engine import CLUSTER_SLOTS, choose_engine
-from tikv_br.dataflow.plan import Interval
+from tikv_br.dataflow.plan import CLUSTER_SLOTS, Interval, choose_engine
 from tikv_br.errors import SparkUnavailable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY

@@ -8,8 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.dataflow.engine import Engine
-from tikv_br.dataflow.plan import plan_by_sizes, spread_sizes
+from tikv_br.dataflow.plan import Engine, plan_by_sizes, spread_sizes
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.point_in_time import PointOptions, merge_output
 from tikv_br.restore.options import RestoreOptions

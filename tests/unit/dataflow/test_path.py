@@ -9,9 +9,9 @@ import pytest
 
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_writer import BackupWriter
-from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.dataflow.path import release_backup_lock
+from tikv_br.dataflow.run import BackupContext
+from tikv_br.dataflow.steps import release_backup_lock
 from tikv_br.errors import StorageUnreachable
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.url import parse

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tikv_br.dataflow import task
-from tikv_br.dataflow.task import TaskResult, try_task
+from tikv_br.dataflow import write
+from tikv_br.dataflow.write import TaskResult, try_task
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, StorageDenied, TikvBrError
 from tikv_br.storage.outage import StorageAway
 from tikv_br.tasks.task import TaskContext
@@ -16,7 +16,7 @@ from tikv_br.tasks.task import TaskContext
 @pytest.mark.parametrize(
     ("error", "attempts"),
     [
-        (ClusterUnreachable("a lost connection"), task.ATTEMPTS),
+        (ClusterUnreachable("a lost connection"), write.ATTEMPTS),
         (RetryBudgetExhausted("gave up after 20 s"), 1),
         (StorageAway("gave up after 60 s"), 1),
         (StorageDenied("no right"), 1),

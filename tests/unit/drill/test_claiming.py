@@ -6,7 +6,7 @@ import pytest
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.restore.options import Mode, RestoreOptions
-from tikv_br.restore.steps import FIRST_CHANGE, restore_steps
+from tikv_br.restore.run import FIRST_CHANGE, restore_steps
 from tikv_br.storage.url import parse
 
 

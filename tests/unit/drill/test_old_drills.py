@@ -9,8 +9,7 @@ import pytest
 
 from tests.unit.backupset.shelves import index_at, shelve
 from tests.unit.drill.samples import DAY_MS, passed
-from tikv_br.backupset.index import Index
-from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset.index import Index, IndexEntry
 from tikv_br.drill.history import backup_path, read_past_drills, remove_old_drills
 from tikv_br.drill.report import DrillReport, write_json
 from tikv_br.storage.base import ObjectStore

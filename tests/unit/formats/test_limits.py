@@ -8,7 +8,7 @@ import pytest
 from tikv_br.formats import columns
 from tikv_br.formats.keys.codec import encode
 from tikv_br.formats.limits import RowLimits
-from tikv_br.playground.raw_write import entry_size
+from tikv_br.playground.raw import entry_size
 from tikv_br.playground.region import Peer, Region
 
 LIMITS = RowLimits(key=8188)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tikv_br.formats import columns
 from tikv_br.formats.columns import SCHEMA
-from tikv_br.formats.merge import newest_versions, rows_at
+from tikv_br.formats.order import newest_versions, rows_at
 
 Row = tuple[bytes, bytes, int, int, bool]  # key, value, expire_ts, ts, deleted
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.sst.block import entries
 from tikv_br.formats.sst.coding import encode_varint
-from tikv_br.formats.sst.decode import (
+from tikv_br.formats.sst.reader import (
     CURSOR_SIZE,
     DAMAGED,
     DONE,

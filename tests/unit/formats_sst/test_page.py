@@ -20,7 +20,7 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.rawscan import RawPage, measure
 from tikv_br.formats.rows import to_storage
 from tikv_br.formats.sst.compression import Compression
-from tikv_br.formats.sst.encode_page import encode_page, largest_key, page_encoding
+from tikv_br.formats.sst.encode import encode_page, largest_key, page_encoding
 from tikv_br.formats.sst.writer import SstOptions, SstWriter
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)

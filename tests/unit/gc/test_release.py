@@ -7,7 +7,7 @@ import pytest
 from tests.unit.gc.fakes import FakePd
 from tikv_br.cluster import safepoint
 from tikv_br.errors import SafePointInUse, UsageError
-from tikv_br.gc.release import WATCH_SECONDS, find, release_unused
+from tikv_br.gc.status import WATCH_SECONDS, find, release_unused
 from tikv_br.incremental import handover
 
 

@@ -9,7 +9,7 @@ from tikv_br.cluster.etcd_values import KeyValue
 from tikv_br.cluster.pd_http import GcStatus
 from tikv_br.cluster.timestamps import compose, minus_seconds
 from tikv_br.errors import ClusterUnfit, ClusterUnreachable, EtcdUnreachable
-from tikv_br.gc.transactions import check_no_other_gc, check_no_tidb
+from tikv_br.gc.worker import check_no_other_gc, check_no_tidb
 
 NOW = compose(1_800_000_000_000)
 HOUR = 3600

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from tests.support.waiting import PATIENCE, eventually
 from tests.unit.gc.fakes import FakeEtcd, FakePd
 from tikv_br import cancellation
-from tikv_br.cluster.etcd_lease import LeaseHolder
+from tikv_br.cluster.etcd import LeaseHolder
 from tikv_br.cluster.etcd_values import KeyValue
 from tikv_br.cluster.locks import LiveLock, LockReport
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, EtcdLeaseExpired, EtcdUnreachable
-from tikv_br.gc.election import PREFIX, Candidate
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import GcReport
-from tikv_br.gc.worker import GcWorker, WorkerOptions, describe, run_round
+from tikv_br.gc.worker import PREFIX, Candidate, GcWorker, WorkerOptions, describe, run_round
 
 LIFE = 600.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tikv_br.incremental.feed.status import FeedStatus
+from tikv_br.incremental.feed.events import FeedStatus
 from tikv_br.incremental.status import SyncStatus
 
 SAMPLE = SyncStatus(

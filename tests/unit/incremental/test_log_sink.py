@@ -20,7 +20,7 @@ from tikv_br.archive.writer import FlushOptions, LogWriter
 from tikv_br.errors import CrypterMismatch, LogDamaged, StorageUnreachable, SyncStateMismatch
 from tikv_br.incremental.feed.events import Scanned
 from tikv_br.incremental.sinks.base import Sink
-from tikv_br.incremental.sinks.log import LogSink
+from tikv_br.incremental.sinks.open import LogSink
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import Crypter, SecretText
 

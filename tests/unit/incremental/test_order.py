@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.unit.incremental.changes import Change, batch, changes
 from tikv_br.formats.order import by_key
-from tikv_br.incremental import order
+from tikv_br.incremental import sorter
 
 keys = st.one_of(
     st.sampled_from([b"", b"k", b"k\0", b"k\0\0\0\0\0\0\0\0", b"common-1", b"common-12345678a", b"common-12345678b"]),
@@ -24,14 +24,14 @@ def test_rows_come_into_order(found: list[Change], cut: int) -> None:
     """By ts, then key; of the same ts and key the last that came, whatever batches they came in."""
     last = {(row.ts, row.key): row for row in found}
     expected = [last[at] for at in sorted(last)]
-    assert changes([order.in_order([batch(found[:cut]), batch(found[cut:])])]) == expected
+    assert changes([sorter.in_order([batch(found[:cut]), batch(found[cut:])])]) == expected
 
 
 @given(rows)
 def test_the_last_row_of_each_key_stays_in_its_place(found: list[Change]) -> None:
     """As a dict of the rows would have it, in the order of the rows that stay."""
     last = {row.key: row for row in found}
-    assert changes([order.last_of_keys(batch(found))]) == [row for row in found if last[row.key] is row]
+    assert changes([sorter.last_of_keys(batch(found))]) == [row for row in found if last[row.key] is row]
 
 
 @given(rows)
@@ -46,4 +46,4 @@ def test_thousands_of_rows_come_by_key() -> None:
     found = [Change(at + 1, b"prefix-%d" % (at * 7919 % 3000), b"%d" % at) for at in range(5000)]
     last = {row.key: row for row in found}
     assert changes([by_key(batch(found))]) == [last[key] for key in sorted(last)]
-    assert changes([order.last_of_keys(batch(found))]) == [row for row in found if last[row.key] is row]
+    assert changes([sorter.last_of_keys(batch(found))]) == [row for row in found if last[row.key] is row]

@@ -18,8 +18,7 @@ from tikv_br.incremental.sinks.url import (
     check_shared,
     parse,
 )
-from tikv_br.storage.cloud_options import AzureOptions, S3Options
-from tikv_br.storage.url import StorageLocation
+from tikv_br.storage.url import AzureOptions, S3Options, StorageLocation
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys import codec
-from tikv_br.playground import cdc_rows
-from tikv_br.playground.cdc_hub import FeedSubscription
-from tikv_br.playground.cdc_rows import Event, SubscribedRange
+from tikv_br.playground import cdc_hub
+from tikv_br.playground.cdc_hub import Event, FeedSubscription, SubscribedRange
 from tikv_br.playground.cdc_stream import Features
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.encoding import V2, from_memcomparable, v2_version
@@ -56,11 +55,11 @@ def test_memcomparable_is_undone(key: bytes, behind: bytes) -> None:
 @given(st.binary(max_size=30), st.integers(0, 2**64 - 1), st.binary(max_size=20), st.integers(0, 2**40))
 def test_a_row_is_the_version_that_was_written(key: bytes, ts: int, value: bytes, expire: int) -> None:
     """Key, timestamp, value and expiry of a put come back, and a tombstone is a DELETE without value."""
-    row = cdc_rows.committed_row(*V2().put(key, value, expire, ts))
+    row = cdc_hub.committed_row(*V2().put(key, value, expire, ts))
     assert (row.key, row.commit_ts, row.start_ts, row.value) == (key, ts, ts, value)
     assert (row.expire_ts_unix_secs, row.op_type, row.type) == (expire, Event.Row.PUT, Event.COMMITTED)
     [[tombstone], _] = V2().delete(key, ts)
-    deleted = cdc_rows.committed_row(*tombstone)
+    deleted = cdc_hub.committed_row(*tombstone)
     assert (deleted.key, deleted.value, deleted.op_type) == (key, b"", Event.Row.DELETE)
     assert v2_version(*tombstone).ts == ts
 
@@ -78,21 +77,21 @@ def test_scans_are_cut_by_size() -> None:
     """Events hold less than 32 KiB of keys and values, or one larger row; nothing is lost, messages hold 6 MiB."""
     sizes = [100, 40_000, 10, 32_000, 800, 33_000, 33_000, 1]
     rows = [Event.Row(key=b"%04d" % number, value=bytes(size)) for number, size in enumerate(sizes)]
-    events = list(cdc_rows.events_of(4, 7, rows))
+    events = list(cdc_hub.events_of(4, 7, rows))
     assert [[len(row.value) for row in event.entries.entries] for event in events] == [
         [100], [40_000], [10, 32_000], [800], [33_000], [33_000], [1],
     ]  # fmt: skip
     assert {(event.region_id, event.request_id) for event in events} == {(4, 7)}
     large = [Event(entries=Event.Entries(entries=[Event.Row(value=bytes(size << 20))])) for size in (2, 3, 2, 7, 1)]
-    assert [len(message.events) for message in cdc_rows.messages_of(large)] == [2, 1, 1, 1]
+    assert [len(message.events) for message in cdc_hub.messages_of(large)] == [2, 1, 1, 1]
 
 
 def test_batches_end_with_initialized() -> None:
     """A scan is read in batches of 1,024 rows or a mebibyte; the last, which may be empty else, ends it."""
     rows = itertools.chain((Event.Row(key=b"k") for _ in range(1024)), [Event.Row(value=bytes(2 << 20))])
-    batches = [cdc_rows.batch_of(rows) for _ in range(3)]
+    batches = [cdc_hub.batch_of(rows) for _ in range(3)]
     assert [len(batch) for batch in batches] == [1024, 1, 1]
-    assert batches[2] == [cdc_rows.INITIALIZED]
+    assert batches[2] == [cdc_hub.INITIALIZED]
 
 
 class Outbox:

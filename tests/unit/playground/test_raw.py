@@ -1,4 +1,4 @@
-"""Twin of tikv_br/playground/raw_read.py and raw_write.py, as far as recordings do not cover them."""
+"""Twin of tikv_br/playground/raw.py and raw_write.py, as far as recordings do not cover them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
-from tikv_br.playground.raw_read import serialize_rows
-from tikv_br.playground.raw_write import entry_size
+from tikv_br.playground.raw import entry_size, serialize_rows
 from tikv_br.playground.region import Peer, Region
 
 SIZES = st.sampled_from([0, 1, 127, 128, 16383, 16384, 70000])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.formats.keys import codec
 from tikv_br.formats.keys.codec import successor
-from tikv_br.playground.rewrite import RangeRewrite, RewriteFault, WrongPrefix
+from tikv_br.playground.import_service import RangeRewrite, RewriteFault, WrongPrefix
 
 FROM, TO = b"r\0\0\0", b"r\0\x10\x92"
 KEYS = [codec.encode(FROM + name) + bytes(8) for name in (b"", b"a", b"long enough for groups", b"z")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tikv_br.errors import UsageError
-from tikv_br.playground.versions import ServerVersion
+from tikv_br.playground.settings import ServerVersion
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tikv_br.backup import txn
+from tikv_br.backup import run
 from tikv_br.backup.run import backup_steps
 from tikv_br.cli.output import reporting
 from tikv_br.cluster.config import ClusterConfig
@@ -18,11 +18,10 @@ from tikv_br.progress_events import Notice, StepStarted, silent
 from tikv_br.redaction import visible_lines
 from tikv_br.report.operation import CHECKS, ReportFile
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.steps import restore_steps
-from tikv_br.restore.txn import txn_restore_steps
+from tikv_br.restore.run import restore_steps, txn_restore_steps
 from tikv_br.storage.url import parse
 from tikv_br.verify.options import Level, VerifyOptions
-from tikv_br.verify.steps import verify_steps
+from tikv_br.verify.run import verify_steps
 
 HOSTILE = "</title><script>document.title='owned'</script><img src=x onerror=alert(1)>\" onload=\"x \u202egnp.exe \x00\x1b[31m\ud800 {{7*7}}"
 
@@ -132,7 +131,7 @@ def test_each_check_belongs_to_a_step_of_its_runbook() -> None:
     backup = {step.name for step in backup_steps(BackupOptions(cluster=cluster, storage=place, checksum=True))}
     verify = {step.name for level in Level for step in verify_steps(VerifyOptions(place, level, cluster))}
     assert CHECKS["backup raw"].keys() <= backup
-    transactional = txn.backup_steps(BackupOptions(cluster=cluster, storage=place, checksum=True))
+    transactional = run.txn_backup_steps(BackupOptions(cluster=cluster, storage=place, checksum=True))
     assert CHECKS["backup txn"].keys() <= {step.name for step in transactional}
     assert CHECKS["restore raw"].keys() <= {step.name for step in restore_steps(RestoreOptions(cluster, place))}
     restored = txn_restore_steps(RestoreOptions(cluster, place))

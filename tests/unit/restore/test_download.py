@@ -23,7 +23,7 @@ from tikv_br.errors import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode, encode
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
-from tikv_br.restore.download import Download
+from tikv_br.restore.ingest import Download
 
 FILE = "sst/0000_default.sst"
 TEMP = "/data/404 Not Found/import/.temp/1.sst"

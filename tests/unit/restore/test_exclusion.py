@@ -11,7 +11,7 @@ import pytest
 from tikv_br.backupset import layout, lease
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.record import RestoreRecord
-from tikv_br.restore.steps import release_restore_lock
+from tikv_br.restore.run import release_restore_lock
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import LogStatus
 from tikv_br.archive.records import InexactPeriod, LogDescription, LogState, Segment
-from tikv_br.backupset.index import ListedBackup
-from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset.index import IndexEntry, ListedBackup
 from tikv_br.cluster.timestamps import compose
 from tikv_br.drill.history import PastDrill
 from tikv_br.formats.api_version import ApiVersion

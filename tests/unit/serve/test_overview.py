@@ -23,7 +23,7 @@ from tests.unit.serve.samples import (
     troubled,
 )
 from tikv_br.archive.records import InexactPeriod, LogState
-from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset.index import IndexEntry
 from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.serve.findings import AgeLimit, OverviewLimits

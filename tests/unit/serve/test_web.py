@@ -17,8 +17,7 @@ from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.serve.access import check_access, is_local_name, parse_status_url
 from tikv_br.serve.findings import AgeLimit, OverviewLimits
 from tikv_br.serve.model import Overview, ReadState, States
-from tikv_br.serve.tiles import age
-from tikv_br.serve.web import MAX_SHOWN, Site
+from tikv_br.serve.web import MAX_SHOWN, Site, age
 from tikv_br.storage.crypter import SecretText
 from tikv_br.web.address import Address
 from tikv_br.web.server import HttpRequest, HttpResponse

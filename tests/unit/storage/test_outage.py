@@ -10,10 +10,9 @@ from tests.support.accepting import accepting
 from tests.support.waiting import eventually
 from tikv_br import retry
 from tikv_br.errors import StorageUnreachable, TikvBrError
-from tikv_br.storage.cloud_options import CloudFlags, S3Options
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import LocationHealth, StorageAway
-from tikv_br.storage.url import parse
+from tikv_br.storage.url import CloudFlags, S3Options, parse
 
 PATIENCE = 10.0
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
-from tikv_br.storage.cloud_options import AzureOptions, CloudFlags, GcsOptions, S3Options
 from tikv_br.storage.crypter import SecretText
-from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
 
 KEYS = "access-key=AKIA&secret-access-key=hush/hu+sh="
 

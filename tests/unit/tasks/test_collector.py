@@ -9,8 +9,7 @@ import pytest
 
 from tikv_br.errors import StorageFull
 from tikv_br.progress_events import Event, TasksProgress
-from tikv_br.tasks.collector import Collector
-from tikv_br.tasks.task import TaskMessage
+from tikv_br.tasks.task import Collector, TaskMessage
 
 
 def progress(index: int, data_bytes: int, attempt: int = 0) -> TaskMessage:

@@ -18,8 +18,8 @@ from pyspark import cloudpickle
 
 from tikv_br import __version__
 from tikv_br.errors import SparkUnavailable, SparkWorkerUnfit
-from tikv_br.tasks import jobs, shipped
-from tikv_br.tasks.jobs import by_value, unfit_worker
+from tikv_br.tasks import session, shipped
+from tikv_br.tasks.session import by_value, unfit_worker
 
 LOAD = "import pickle, sys; f = pickle.loads(sys.stdin.buffer.read()); print(list(f([1, 2])))"
 
@@ -137,13 +137,13 @@ class OneExecutor(Idle):
 def test_a_cluster_is_refused_by_its_first_executor() -> None:
     """The others, which may take long to start, are not waited for."""
     with pytest.raises(SparkWorkerUnfit, match="bare cannot run tasks: it has no tikv-br"):
-        jobs.check_workers(OneExecutor(), "spark://h:1")  # type: ignore[arg-type]
+        session.check_workers(OneExecutor(), "spark://h:1")  # type: ignore[arg-type]
 
 
 def test_a_cluster_that_starts_no_task_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what to check: resources of the cluster, and the way to the driver."""
-    monkeypatch.setattr(jobs, "_EXECUTOR_SECONDS", 0.3)
-    monkeypatch.setattr(jobs, "_CANCEL_SECONDS", 0.1)
+    monkeypatch.setattr(session, "_EXECUTOR_SECONDS", 0.3)
+    monkeypatch.setattr(session, "_CANCEL_SECONDS", 0.1)
     with pytest.raises(SparkUnavailable, match=r"no executor of spark://h:1 ran a task") as caught:
-        jobs.check_workers(Idle(), "spark://h:1")  # type: ignore[arg-type]
+        session.check_workers(Idle(), "spark://h:1")  # type: ignore[arg-type]
     assert "10.0.0.9" in caught.value.hint

@@ -16,7 +16,7 @@ from tikv_br.formats.keys.rewrite import Rewrite
 from tikv_br.storage.url import parse
 from tikv_br.tasks.executor import ExecutorChoice
 from tikv_br.verify.options import Level, Subset, VerifyOptions
-from tikv_br.verify.steps import SPARK_BYTES, ComparedRange, check_options, choose_executor, compare_tasks
+from tikv_br.verify.run import SPARK_BYTES, ComparedRange, check_options, choose_executor, compare_tasks
 
 OPTIONS = VerifyOptions(storage=parse("/backup"))
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.keys.codec import MAX_TS
 from tikv_br.playground.engine import Change
-from tikv_br.playground.txn.commands import TxnCommands
 from tikv_br.playground.txn.mvcc import LockRecord, commit_changes, rollback_changes, unlock
-from tikv_br.playground.txn.state import KeyFault, locked, mvcc_fault
+from tikv_br.playground.txn.state import KeyFault, TxnCommands, locked, mvcc_fault
 
 
 class SecondPhase(TxnCommands):

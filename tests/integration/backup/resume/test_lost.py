@@ -14,7 +14,7 @@ from tests.integration.backup.resume.unfinished import REGIONS, V2, fail_half_wa
 from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
-from tikv_br.backupset import lease, run_record
+from tikv_br.backupset import lease, manifest
 from tikv_br.cluster import safepoint as backup_ts_module
 from tikv_br.cluster.safepoint import service_id
 from tikv_br.errors import LeaseLost, SafePointError
@@ -94,6 +94,6 @@ def test_lost_lease_leaves_the_safe_point_to_who_has_the_path(
 
     with pytest.raises(LeaseLost):
         backup(wanted, when(StepStarted, "copy", take_it_away))
-    begun = run_record.read_run(open_store(wanted.storage))
+    begun = manifest.read_run(open_store(wanted.storage))
     assert begun is not None
     assert v2.safe_points() == {service_id(begun.run_id, wanted.storage): begun.description.backup_ts - 1}

@@ -24,7 +24,7 @@ from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 from tikv_br.backup.run import backup
-from tikv_br.backupset import lease, run_record
+from tikv_br.backupset import lease, manifest
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
 from tikv_br.backupset.sealed import write_record
@@ -49,7 +49,7 @@ def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Optio
     assert "the same command resumes the backup" in error.hint
     store = open_store(wanted.storage)
     done = read_entries(store)
-    begun = run_record.read_run(store)
+    begun = manifest.read_run(store)
     assert begun is not None
     assert 0 < len(done) < len(whole)
     assert v2.safe_points() == {service_id(begun.run_id, wanted.storage): begun.description.backup_ts - 1}
@@ -231,12 +231,12 @@ def test_forged_run_record_names_the_safe_point_of_another_backup(
     wanted = options(v2, concurrency=1)
     fail_half_way(v2, wanted)
     held = v2.safe_points()
-    theirs = run_record.read_run(open_store(wanted.storage))
+    theirs = manifest.read_run(open_store(wanted.storage))
     forged = replace(wanted, storage=StorageLocation("local", str(tmp_path / "forged")))
     store = open_store(forged.storage)
     for ours in ("abort", "resume"):
         fail_half_way(v2, forged)
-        mine = run_record.read_run(store)
+        mine = manifest.read_run(store)
         assert mine is not None
         assert theirs is not None
         write_record(store, "tikv-br/run.json", replace(mine, run_id=theirs.run_id))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.incremental.feed.fakes import CODEC, Request, failure, not_leader, resolved, rows
 from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.errors import RequestRefused
-from tikv_br.incremental.feed.decode import FeedMessage, decode, decode_all
+from tikv_br.incremental.feed.feed import FeedMessage, decode, decode_all
 
 ASKED = Request(region_id=3, request_id=9)
 SPAN = CODEC.rpc_range()

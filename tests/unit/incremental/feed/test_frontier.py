@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tikv_br.incremental.feed.frontier import RegionSpan, ResolvedFrontier
+from tikv_br.incremental.feed.stream import RegionSpan, ResolvedFrontier
 
 KEYS = 16
 """The model's keys are the bytes 0..KEYS-1; the range is [2, KEYS - 2), so that regions reach beyond it."""

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tikv_br.incremental.feed.inbox import Inbox, InboxClosed
+from tikv_br.incremental.feed.stream import Inbox, InboxClosed
 
 PATIENCE = 60.0
 

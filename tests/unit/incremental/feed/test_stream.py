@@ -6,9 +6,15 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
-from tikv_br.cluster.event_feed import EventFeed
-from tikv_br.incremental.feed.inbox import Inbox
-from tikv_br.incremental.feed.stream import MESSAGE_OVERHEAD, LocatedRegions, StoreStream, StreamEnd, StreamMessages
+from tikv_br.cluster.store import EventFeed
+from tikv_br.incremental.feed.stream import (
+    MESSAGE_OVERHEAD,
+    Inbox,
+    LocatedRegions,
+    StoreStream,
+    StreamEnd,
+    StreamMessages,
+)
 
 LIMIT = 100_000
 PATIENCE = 60.0

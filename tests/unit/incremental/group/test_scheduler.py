@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.incremental.group.states import changefeed, state_of
 from tikv_br.incremental.group.model import ChangefeedState, ChangefeedTask, GroupState, TaskId
-from tikv_br.incremental.group.scheduler import Assign, DeadCaptures, Discard, Free, Split, Stop, plan
+from tikv_br.incremental.group.owner import Assign, DeadCaptures, Discard, Free, Split, Stop, plan
 
 NORMAL, PAUSED, REMOVING = ChangefeedState.NORMAL, ChangefeedState.PAUSED, ChangefeedState.REMOVING
 GRACE = 3

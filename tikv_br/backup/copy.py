@@ -4,6 +4,8 @@ A store computes the checksum of its live rows, so it also differs from the copy
 Then the rows are compared; expired rows do not count as differences. Ranges that changed during the backup cannot be compared;
 they are counted and reported. Other ranges with differences are copied again, once. If the second copy differs too and the range
 did not change between the two comparisons, the copy is wrong. Transactional data are compared at backup-ts, where they never change.
+
+Runs the tasks of the chosen engine. For the driver.
 """
 
 from __future__ import annotations
@@ -11,22 +13,24 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, NamedTuple
 
-from tikv_br.backup.engines import copy_intervals
+from tikv_br.backup.store import run_store_task
 from tikv_br.backupset import coverage, ledger
 from tikv_br.backupset.files import Expiry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.cancellation import run_on_threads
-from tikv_br.cluster.checksum import txn_checksum
+from tikv_br.cluster import versions
 from tikv_br.cluster.locks import SnapshotLocks
-from tikv_br.compare.sides import ClusterSide, FileRows
-from tikv_br.compare.sums import RangeSums, RecordedSums
-from tikv_br.dataflow.context import BackupContext
+from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.cluster.txnkv import txn_checksum
+from tikv_br.compare.sides import ClusterSide, FileRows, RangeSums, RecordedSums
 from tikv_br.dataflow.convert import Converter, join_expiry
 from tikv_br.dataflow.plan import Interval
-from tikv_br.dataflow.task import Snapshot
+from tikv_br.dataflow.run import BackupContext
+from tikv_br.dataflow.steps import run_backup_tasks
+from tikv_br.dataflow.write import BackupJob, Snapshot
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
@@ -35,6 +39,32 @@ from tikv_br.progress_events import Notice
 
 if TYPE_CHECKING:
     from tikv_br.compare.rows import DifferenceSums
+
+
+def copy(context: BackupContext) -> None:
+    """Copy all intervals of the plan. Raises the first error of a task."""
+    copy_intervals(context, context.plan)
+
+
+def copy_intervals(context: BackupContext, plan: Sequence[Interval]) -> None:
+    """Copy intervals. Raises the first error of a task."""
+    options, engine = context.options, context.engine
+    rate_limit = RateLimit(options.rate_limit).share(engine.executor, engine.slots, len(plan))
+    job = BackupJob(
+        context.first_run,
+        options,
+        context.conversion,
+        rate_limit,
+        engine.rewrites_files,
+        all(versions.supports(store.version, versions.EXPIRY_PROPERTIES) for store in context.info.stores),
+        context.snapshot,
+    )
+    if engine.name == "store":
+        run_task = run_store_task
+    else:
+        from tikv_br.backup.scan import run_scan_task as run_task  # loads Arrow and numpy: after the checks
+    run_backup_tasks(context, plan, partial(run_task, job))
+
 
 CHECKSUM_THREADS = 16
 """Concurrent checksum requests; the stores do the work."""

@@ -1,4 +1,8 @@
-"""The task of the store engine: has the stores that lead the interval's regions write SSTs, and records them in the ledger.
+"""The ledger entry of a task whose rows stores have written.
+
+Requests to stores for raw and for transactional data: their ranges, their contents, and which files may answer them.
+
+The task of the store engine: has the stores that lead the interval's regions write SSTs, and records them in the ledger.
 
 Regions that move, split or merge during the backup leave gaps between the answers; the gaps are requested again from the
 current leaders. Every request writes into a separate folder, so that a late or repeated write never replaces the files of
@@ -11,12 +15,13 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import ClassVar
 
 from tikv_br import retry
-from tikv_br.backup.store_entry import FinishedAnswers
-from tikv_br.backup.store_requests import RawRequests, StoreRange, StoreRequests, TxnRequests, store_ranges
+from tikv_br.backup.store_files import FileRecorder, RewriteTotals, rewrite_files
 from tikv_br.backup.store_responses import (
     LOCKED,
     STORAGE_ERROR,
@@ -32,14 +37,18 @@ from tikv_br.backup.store_responses import (
     read_all,
 )
 from tikv_br.backupset import layout
+from tikv_br.backupset.coverage import RegionPart
+from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.cluster import Cluster, ClusterPool
-from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.cluster.locks import SnapshotLocks
+from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import LONG_FACTOR, StoreClient
-from tikv_br.dataflow.task import BackupJob, PhaseSeconds, TaskResult, try_task
-from tikv_br.dataflow.write import DataFiles
+from tikv_br.dataflow.convert import Converter
+from tikv_br.dataflow.plan import cut_at
+from tikv_br.dataflow.write import BackupJob, DataFiles, PhaseSeconds, Snapshot, TaskResult, part_of, try_task
 from tikv_br.errors import (
     ClusterError,
     ClusterUnreachable,
@@ -47,7 +56,10 @@ from tikv_br.errors import (
     RequestRefused,
     StorageError,
 )
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.retry import Backoffer, RetryPolicy
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.credentials import to_backend, to_cipher_info
@@ -56,6 +68,174 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import patience_policy
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.task import TaskContext
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAnswers:
+    """The answers of stores that cover an interval, to be recorded."""
+
+    job: BackupJob
+    interval: KeyRange
+    attempt: str
+    store: ObjectStore
+    converter: Converter
+    """Converter from the cluster's encoding to the backup's."""
+    answers: ResponseSet
+    report: Callable[[], None]
+    """Called after each file, or batch of its rows."""
+
+    def record(self) -> LedgerEntry:
+        """The entry of the files as they are. Raises as `FileRecorder.record`."""
+        job = self.job
+        recorder = FileRecorder(self.converter, job.with_ttl, job.options.checksum, job.expiry_in_properties)
+        files: list[FileEntry] = []
+        source = Checksum()
+        for written in self.answers.files():
+            entry, sums = recorder.record(self.store, written)
+            files.append(entry)
+            source += sums
+            self.report()
+        counts = {entry.name: Checksum(0, entry.total_kvs, entry.total_bytes) for entry in files}
+        return LedgerEntry(
+            self.interval.start,
+            self.interval.end,
+            self.attempt,
+            tuple(files),
+            source,
+            run=job.run,
+            regions=self._regions(counts),
+        )
+
+    def rewrite(self, files: DataFiles) -> LedgerEntry:
+        """Rewrite the stores' files; the entry of the new ``files``. Raises as `rewrite_files`."""
+        total = RewriteTotals()
+        for reached in rewrite_files(self.store, self.answers.files(), self.converter, files):
+            total = reached
+            self.report()
+        longer = len(self.converter.target.prefix) - len(self.converter.source.prefix)
+        counts = {
+            written.name: Checksum(
+                0, written.file.total_kvs, written.file.total_bytes + longer * written.file.total_kvs
+            )
+            for written in self.answers.files()
+        }
+        return LedgerEntry(
+            self.interval.start,
+            self.interval.end,
+            self.attempt,
+            files.finish(),
+            total.source,
+            dropped_ttls=total.dropped_ttls,
+            dropped_tombstones=total.dropped_tombstones,
+            run=self.job.run,
+            regions=self._regions(counts),
+        )
+
+    def _regions(self, counts: Mapping[str, Checksum]) -> tuple[RegionPart, ...]:
+        """Return the counts of each region, from its answer. ``counts`` are those of the stores' files, by name."""
+        found = []
+        for answer in self.answers.answers():
+            sums = reduce(Checksum.merge, (counts[written.name] for written in answer.files), Checksum())
+            if sums.total_kvs:
+                found.append(part_of(self.converter.target_range(answer.range), sums))
+        return tuple(found)
+
+
+_COMPRESSION = {
+    Compression.SNAPPY: brpb_pb2.SNAPPY,
+    Compression.LZ4: brpb_pb2.LZ4,
+    Compression.ZSTD: brpb_pb2.ZSTD,
+}
+INTERMEDIATE_COMPRESSION = Compression.LZ4
+"""Compression of stores' files that are rewritten and then removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRange:
+    """The range of a request to one store: RPC keys of the source, never empty."""
+
+    store_id: int
+    range: KeyRange
+
+
+def store_ranges(gap: KeyRange, regions: Iterable[Region], codec: KeyCodec) -> list[StoreRange]:
+    """Return one range per leader of the ascending ``regions``: from its first to its last region in the gap.
+
+    Stores skip regions that they do not lead, so one wide request is cheaper than many small ones.
+    """
+    found: dict[int, KeyRange] = {}
+    for region in regions:
+        part = intersection(gap, KeyRange(cut_at(region.start, codec), cut_at(region.end, codec)))
+        if part.is_empty:
+            continue
+        known = found.get(region.leader.store_id)
+        found[region.leader.store_id] = part if known is None else KeyRange(known.start, part.end)
+    return [StoreRange(store_id, part) for store_id, part in found.items()]
+
+
+class StoreRequests:
+    """Requests of a task, which differ by the mode of keys. For one thread."""
+
+    families: ClassVar[frozenset[str]]
+    """Column families that an answer may have files of."""
+
+    def __init__(self, job: BackupJob, cluster_id: int, target: KeyCodec) -> None:
+        """``target`` is the encoding of the stores' files."""
+        self._job = job
+        self._cluster_id = cluster_id
+        self._target = target
+
+    def message(self, span: KeyRange) -> brpb_pb2.BackupRequest:
+        """The request for a range, without its storage."""
+        options, rewritten = self._job.options, self._job.rewrites_files
+        return brpb_pb2.BackupRequest(
+            cluster_id=self._cluster_id,
+            start_key=span.start,
+            end_key=span.end,
+            dst_api_version=kvrpcpb_pb2.APIVersion.ValueType(self._target.api_version),
+            compression_type=_COMPRESSION[INTERMEDIATE_COMPRESSION if rewritten else options.compression],
+            compression_level=0 if rewritten else options.compression_level,
+            concurrency=options.concurrency or 0,
+            rate_limit=self._job.rate_limit.bytes_per_second,
+        )
+
+    def clear_locks(self, span: KeyRange) -> None:
+        """Clear what locked a range for the last request."""
+
+
+class RawRequests(StoreRequests):
+    """Requests for raw data, which has no locks."""
+
+    families = frozenset({"default"})
+
+    def message(self, span: KeyRange) -> brpb_pb2.BackupRequest:
+        """As of `StoreRequests`."""
+        message = super().message(span)
+        message.is_raw_kv = True
+        message.cf = "default"
+        return message
+
+
+class TxnRequests(StoreRequests):
+    """Requests for what transactions have committed up to one timestamp."""
+
+    families = frozenset({"default", "write"})
+
+    def __init__(self, job: BackupJob, cluster: Cluster, target: KeyCodec, snapshot: Snapshot) -> None:
+        super().__init__(job, cluster.cluster_id, target)
+        self._locks = SnapshotLocks(cluster, snapshot.ts, snapshot.resolved_locks, patience=job.options.lock_patience)
+
+    def message(self, span: KeyRange) -> brpb_pb2.BackupRequest:
+        """As of `StoreRequests`."""
+        message = super().message(span)
+        message.end_version = self._locks.ts
+        message.context.resolved_locks.extend(sorted(self._locks.resolved))
+        return message
+
+    def clear_locks(self, span: KeyRange) -> None:
+        """Resolve them, or wait for their transactions. Raises as `SnapshotLocks.clear`."""
+        self._locks.clear(span)
+
 
 log = logging.getLogger(__name__)
 UNANSWERED_BYTES = 1 << 30
