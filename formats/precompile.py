@@ -35,9 +35,8 @@ _MODULES = (
     "kernels.rawput",
     "kernels.rawscan",
     "kernels.rows",
-    "sst.decode",
     "sst.encode",
-    "sst.encode_page",
+    "sst.reader",
     "sst.row_check",
 )
 _PAGE = b"\x12\x0a\x12\x03key\x1a\x03one"

@@ -44,3 +44,16 @@ def test_a_reading_list_has_the_modules_of_its_package(package: Path) -> None:
     listed = {name for line in re.findall(r"^- ([`\w, ]+):", doc, re.MULTILINE) for name in re.findall(r"\w+", line)}
     assert modules | folders <= set(re.findall(r"\w+", doc))
     assert listed <= modules | folders
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """In guides and in CONTRIBUTING.md, by the end of their path. Decisions and recorded runs keep the names of their time."""
+    files = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    gone = [
+        f"{page.name}: {name}"
+        for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        if page.name != "CHANGELOG.md"
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+        if not any(f"/{file}".endswith(f"/{name}") for file in files)
+    ]
+    assert gone == []
