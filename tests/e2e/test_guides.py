@@ -212,8 +212,8 @@ def test_backup(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> 
                 assert done.last["total_kvs"] == rows
         page.run("backup txn", "--allow-empty")
         page.places |= {"URL": f"local://{tmp_path}/unfinished", "…": source.pd}
-        page.run("abort")
-        page.run("unlock")
+        page.run("backup abort")
+        page.run("backup unlock")
 
 
 def test_restore(source: LiveCluster, target: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_restore(source: LiveCluster, target: LiveCluster, places: dict[str, str
         assert contents(target, 7) == {b"user1": b"1"}
         page.call("backup", "txn", "--pd", source.pd, "--storage", f"{page.bucket}/backups/metadata", "--allow-empty")
         page.run("restore txn")
-        page.run("abort URL --restores")
+        page.run("backup abort URL --restores")
 
 
 def test_undo_delete(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
@@ -270,9 +270,9 @@ def test_managing_backups(source: LiveCluster, tmp_path: Path) -> None:
         assert page.run("show -s ROOT").last["total_kvs"] == page.run("show PATH").last["total_kvs"] == len(ROWS)
         for start in ("cat -s ROOT", "cat PATH"):
             assert bytes.fromhex(page.run(start).last["value"]) == ROWS[b"key007"]
-        page.run("pin")
-        page.run("unpin")
-        page.run("delete -s s3")
+        page.run("backup pin")
+        page.run("backup unpin")
+        page.run("backup delete -s s3")
         page.run("prune -s s3")
         page.run("prune -s ROOT")
         page.run("delete -s ROOT", "--dry-run")
@@ -411,7 +411,7 @@ def test_log(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> Non
         page.run("log compact")
         with page.running("log start"):
             reach(source, folder, "east")
-        page.run("unlock")
+        page.run("backup unlock")
         with page.running("sync", "--pd", source.pd, "--id", "archive", "--start-ts", "now"):
             eventually((folder / "archive" / "log.json").exists, LONG)
 

@@ -97,8 +97,8 @@ def test_keyspaces_of_another_cluster_are_found_by_name(
     compared = ("verify", place, "--pd", target.pd, "--level", "restore")
     assert succeed(*compared, "--output", "json").last["rows_checked"] == len(ROWS)
     assert tikv_br(*compared, "--to-keyspace", "billing").code == 41
-    assert "found" in succeed("find", "k0001", "-s", str(tmp_path), "--keyspace", "features").out
-    assert "features (1)" in tikv_br("find", "k0001", "-s", str(tmp_path), "--keyspace", "billing").out
+    assert "found" in succeed("backup", "find", "k0001", "-s", str(tmp_path), "--keyspace", "features").out
+    assert "features (1)" in tikv_br("backup", "find", "k0001", "-s", str(tmp_path), "--keyspace", "billing").out
     succeed(*restore, "--to-keyspace", "billing")
     assert contents(target, 1) == ROWS
     succeed(*compared, "--to-keyspace", "billing", "--prefix", "k00")

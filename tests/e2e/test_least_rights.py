@@ -121,7 +121,7 @@ def test_no_right_is_one_too_many(operator: Operator, action: str) -> None:
     name = action.partition(":")[2].lower()
     codes = {operator.back_up(name), operator.run(*PRUNE, name="")}
     operator.may(KEEPER)
-    operator.run("abort", name=f"/{name}")
+    operator.run("backup", "abort", name=f"/{name}")
     assert 21 in codes
 
 

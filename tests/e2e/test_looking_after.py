@@ -106,14 +106,14 @@ def test_show_by_id_and_by_place(root: str, by: str) -> None:
 
 def test_find_shows_which_backups_have_a_key(root: str) -> None:
     """Newest first, with size and SHA-256 of each value; 13 if no backup has the key."""
-    found = succeed("find", "changing", "-s", root, "--output", "json").lines
+    found = succeed("backup", "find", "changing", "-s", root, "--output", "json").lines
     values = [b"value of the second day", VALUE.encode()]
     assert [each["path"] for each in found] == ["second", "first"]
     assert [(each["size"], each["sha256"]) for each in found] == [
         (len(value), hashlib.sha256(value).hexdigest()) for value in values
     ]
-    assert "found" in succeed("find", "changing", "-s", root).out
-    missing = tikv_br("find", "nothing", "-s", root, "--output", "json")
+    assert "found" in succeed("backup", "find", "changing", "-s", root).out
+    missing = tikv_br("backup", "find", "nothing", "-s", root, "--output", "json")
     assert (missing.code, {each["state"] for each in missing.lines[:-1]}) == (13, {"absent"})
 
 
@@ -167,10 +167,10 @@ def test_pin_prune_unpin(root: str, tmp_path: Path) -> None:
     """A pinned backup survives a prune; unpinned, a prune that is confirmed takes it, and the other still restores."""
     second, first = ids(root)
     rules = ("prune", "-s", root, "--keep-last", "1")
-    assert succeed("pin", "-s", root, first[:8], "--output", "json").last["id"] == first
+    assert succeed("backup", "pin", "-s", root, first[:8], "--output", "json").last["id"] == first
     assert [line["pinned"] for line in backups(root)] == [False, True]
     assert succeed(*rules, "--confirm", "--output", "json").last["removed"] == 0
-    succeed("unpin", "-s", root, first)
+    succeed("backup", "unpin", "-s", root, first)
     planned = succeed(*rules, "--dry-run", "--output", "json").lines
     assert [(line["id"], line["action"]) for line in planned[:-1]] == [(second, "keep"), (first, "remove")]
     assert planned[0]["reasons"] == ["last"]
@@ -190,16 +190,16 @@ def test_pin_prune_unpin(root: str, tmp_path: Path) -> None:
 def test_delete(root: str, tmp_path: Path) -> None:
     """By id and by URL: it asks, a dry run and a pin prevent it, and the other backup stays as it was."""
     second, first = ids(root)
-    delete = ("delete", "--output", "json")
+    delete = ("backup", "delete", "--output", "json")
     dry = succeed(*delete, first[:8], "-s", root, "--dry-run").last
     assert (dry["id"], dry["path"], dry["dry_run"]) == (first, "first", True)
     unasked = tikv_br(*delete, first, "-s", root)
     assert (unasked.code, "--yes" in unasked.last["hint"]) == (2, True)
-    succeed("pin", "-s", root, first)
+    succeed("backup", "pin", "-s", root, first)
     pinned = tikv_br(*delete, first, "-s", root, "--yes")
     assert (pinned.code, "is pinned" in pinned.last["message"]) == (2, True)
     assert ids(root) == [second, first]
-    succeed("unpin", "-s", root, first)
+    succeed("backup", "unpin", "-s", root, first)
     done = succeed(*delete, f"{root}/first", "--yes").last
     assert (done["id"], done["removed_bytes"] > 0, done["dry_run"]) == (first, True, False)
     assert ids(root) == [second]
@@ -296,7 +296,7 @@ def test_the_undo_of_a_prune_brings_back_what_it_removed(playgrounds: Playground
 def test_list_of_a_backup_shows_it(root: str) -> None:
     """The URL of a backup lists that backup, with its own URL and pin, and a note."""
     one = next(line for line in backups(root) if line["path"] == "first")
-    succeed("pin", "-s", root, str(one["id"]))
+    succeed("backup", "pin", "-s", root, str(one["id"]))
     shown = succeed("list", "-s", f"{root}/first", "--output", "json")
     assert [without_run_id(line) for line in shown.lines] == [one | {"pinned": True}]
     assert "is a backup itself" in shown.err
@@ -318,8 +318,8 @@ WRONG: dict[str, tuple[Callable[[str, str], tuple[str, ...]], int]] = {
     "cat of an absent key": (lambda root, one: ("cat", "-s", root, one, "absent"), 13),
     "cat of a key that is no hex": (lambda root, one: ("cat", "-s", root, one, "xyz", "--format", "hex"), 2),
     "cat in a keyspace of V1TTL": (lambda root, one: ("cat", "-s", root, one, "k", "--keyspace", "5"), 2),
-    "pin of an unknown id": (lambda root, _id: ("pin", "-s", root, "ffff0000"), 31),
-    "unpin of nothing": (lambda root, _id: ("unpin", "-s", root, ""), 31),
+    "pin of an unknown id": (lambda root, _id: ("backup", "pin", "-s", root, "ffff0000"), 31),
+    "unpin of nothing": (lambda root, _id: ("backup", "unpin", "-s", root, ""), 31),
     "prune without a rule": (lambda root, _id: ("prune", "-s", root, "--confirm"), 2),
     "prune with a negative rule": (lambda root, _id: ("prune", "-s", root, "--keep-last", "-1", "--confirm"), 2),
     "list of an empty place": (lambda root, _id: ("list", "-s", f"{root}/none"), 31),

@@ -214,8 +214,8 @@ def test_an_unfinished_restore_is_given_up(v1: LiveCluster, backup: Path) -> Non
     store = open_store(parse(f"local://{backup}"))
     RestoreRecord(store, "given-up").create_checkpoint(RestoreCheckpoint(cluster_id=1, empty=(), started_ms=1))
     place = ("-s", f"local://{backup}")
-    assert tikv_br("abort", *place).returncode == errors.BackupPathInUse.exit_code
-    done = tikv_br("abort", "--restores", *place, "-u", v1.pd)
+    assert tikv_br("backup", "abort", *place).returncode == errors.BackupPathInUse.exit_code
+    done = tikv_br("backup", "abort", "--restores", *place, "-u", v1.pd)
     assert (done.returncode, last_line(done)["forgotten_restores"], last_line(done)["put_back"]) == (0, 1, False)
     assert list(store.list("tikv-br/restore")) == []
     assert tikv_br("verify", *place, "--level", "files").returncode == 0

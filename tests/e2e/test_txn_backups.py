@@ -59,9 +59,9 @@ def test_pins_and_prune(root: str, recorded: Path) -> None:
     succeed("list", root, "--rebuild")
     listed = {line["path"]: line["id"] for line in succeed("list", root, "--output", "json").lines}
     prune = ("prune", "-s", root, "--keep-last", "1", "--yes", "--output", "json")
-    succeed("pin", "-s", root, listed["ours"])
+    succeed("backup", "pin", "-s", root, listed["ours"])
     assert succeed(*prune).last["removed"] == 0
-    succeed("unpin", "-s", root, listed["ours"])
+    succeed("backup", "unpin", "-s", root, listed["ours"])
     assert succeed(*prune).last["removed"] == 1
     assert {line["path"] for line in succeed("list", root, "--output", "json").lines} == {"theirs", "later"}
     assert not list(open_store(parse(f"{root}/ours")).list())

@@ -29,18 +29,18 @@ def test_unlock_says_whose_the_lease_was(store: ObjectStore) -> None:
     """A living one is refused and named, and ended by force, which its holder notices; then there is none."""
     place = ("-s", store.location.path)
     with lease.acquire(store, "backup") as held:
-        refused = tikv_br("unlock", *place, *JSON)
+        refused = tikv_br("backup", "unlock", *place, *JSON)
         assert (refused.code, refused.last["name"]) == (LeaseHeld.exit_code, "LeaseHeld")
         assert f"backup by process {os.getpid()} on " in refused.last["message"]
-        ended = succeed("unlock", *place, "--force", *JSON).last
+        ended = succeed("backup", "unlock", *place, "--force", *JSON).last
         assert (ended["held"], ended["work"], ended["owner_pid"]) == (True, "backup", os.getpid())
         with pytest.raises(LeaseLost):
             held.confirm()
-    assert "Removed the lock" in succeed("unlock", *place).out
+    assert "Removed the lock" in succeed("backup", "unlock", *place).out
     with lease.acquire(store, "backup"):
         pass
-    assert not succeed("unlock", *place, *JSON).last["held"]
-    assert not succeed("unlock", store.location.path, *JSON).last["held"]
+    assert not succeed("backup", "unlock", *place, *JSON).last["held"]
+    assert not succeed("backup", "unlock", store.location.path, *JSON).last["held"]
 
 
 @pytest.mark.core("resume")
@@ -51,14 +51,14 @@ def test_abort_removes_what_is_unfinished(store: ObjectStore) -> None:
     begin_backup(store)
     store.put("sst/x_default.sst", b"x")
     with lease.acquire(store, "backup"):
-        assert tikv_br("abort", *place).code == LeaseHeld.exit_code
-    done = succeed("abort", *place, *JSON).last
+        assert tikv_br("backup", "abort", *place).code == LeaseHeld.exit_code
+    done = succeed("backup", "abort", *place, *JSON).last
     assert (done["removed_objects"], done["unfinished_run"], done["released"]) == (1, "", False)
     assert names(store) == {"README.txt"}
-    assert succeed("abort", *place).out == "removed 0 objects\n"
+    assert succeed("backup", "abort", *place).out == "removed 0 objects\n"
     make_backup(store.location)
     before = names(store)
-    refused = tikv_br("abort", store.location.path)
+    refused = tikv_br("backup", "abort", store.location.path)
     assert (refused.code, "complete backup" in refused.err) == (BackupPathInUse.exit_code, True)
     assert names(store) == before
 
@@ -82,7 +82,7 @@ def test_abort_and_unlock_find_a_backup_by_its_id(tmp_path: Path) -> None:
     """It is complete, so only its unfinished restores can be discarded."""
     entry = shelve(index_at(tmp_path), "one")
     root = ("-s", str(tmp_path))
-    assert succeed("abort", entry.id[:8], *root, "--restores", *JSON).last["forgotten_restores"] == 0
-    assert tikv_br("abort", "newest", *root).code == BackupPathInUse.exit_code
-    assert not succeed("unlock", "newest", *root, *JSON).last["held"]
-    assert tikv_br("unlock", str(tmp_path / "one"), *root).code == 2
+    assert succeed("backup", "abort", entry.id[:8], *root, "--restores", *JSON).last["forgotten_restores"] == 0
+    assert tikv_br("backup", "abort", "newest", *root).code == BackupPathInUse.exit_code
+    assert not succeed("backup", "unlock", "newest", *root, *JSON).last["held"]
+    assert tikv_br("backup", "unlock", str(tmp_path / "one"), *root).code == 2

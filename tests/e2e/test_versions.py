@@ -327,7 +327,7 @@ def test_every_command_refuses_a_version_that_is_too_old(tmp_path: Path, referen
             ("sync", "--sink", "blackhole://", "--state-dir", files, *now),
             ("log", "start", "--storage", f"local://{files}", *now),
             ("changefeed", "create", "--sink", "blackhole://", *now, *group),
-            ("capture", "start", *group),
+            ("changefeed", "capture", *group),
             ("gc", "run", *group),
         ):
             done = cell.run(*command)

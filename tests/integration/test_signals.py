@@ -93,7 +93,7 @@ def test_a_capture_that_follows_a_changefeed(forks: Forks, pair: Sequence[LiveCl
     create = ["changefeed", "create", "--id", "feed", "--pd", pair[0].pd, "--sink", "blackhole://", "--start-ts", "now"]
     assert run(create) == 0
     try:
-        ends(forks, ["capture", "start"], tmp_path, pair, stop_only=True)
+        ends(forks, ["changefeed", "capture"], tmp_path, pair, stop_only=True)
     finally:
         assert run(["changefeed", "remove", "feed", "--pd", pair[0].pd]) == 0
 

@@ -50,7 +50,7 @@ REASONS = {
     "incremental/sinks/open.py": (1, STAMP),
     "incremental/sync.py": (1, STAMP),
     "incremental/watch/server.py": (1, STAMP),
-    "report/operation.py": (1, STAMP),
+    "report/draft.py": (1, STAMP),
     "restore/resume.py": (1, STAMP),
     "retry.py": (3, "the time in a log line, by the clock of that line"),
     "serve/watcher.py": (2, "when a place was read, and how old what was read is: " + TEXT),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tikv_br.dataflow.options import BackupOptions, Loss
     from tikv_br.dataflow.run import BackupReport
     from tikv_br.progress_events import Reporter
-    from tikv_br.report.operation import Draft
+    from tikv_br.report.draft import Draft
 
 DST_API_VERSION = partial(flag, None, "API version of the backup (default: the cluster's).", shared=True)
 KEYSPACES = partial(

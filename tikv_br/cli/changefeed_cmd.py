@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.cli import backup_flags, kinds, shared
-from tikv_br.cli.capture_cmd import GroupFlags, lag_of, show_processors
+from tikv_br.cli.capture_cmd import Group, GroupFlags, lag_of, show_processors
 from tikv_br.cli.command import Flags, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, picked, show
 from tikv_br.cli.sync_flags import (
@@ -49,6 +50,13 @@ class ChangefeedFlags(GroupFlags):
                 hint="Pass the name of one changefeed; `tikv-br changefeed list` prints them.",
             )
         return self.chosen or self.name
+
+    @contextmanager
+    def group(self) -> Iterator[Group]:
+        """As of every group, once a name is known. Raises `UsageError` before it connects."""
+        _ = self.changefeed_id
+        with super().group() as group:
+            yield group
 
 
 class SharedSinkFlags(SinkFlags):

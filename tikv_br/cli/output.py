@@ -27,8 +27,8 @@ from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import format_key, parse_key, show_key
 from tikv_br.redaction import visible, visible_lines
-from tikv_br.report import operation
-from tikv_br.report.operation import Draft
+from tikv_br.report import draft
+from tikv_br.report.draft import Draft
 
 LIST_WIDTH = 60
 """A terminal narrower than this gets a list of lines instead of a table without some columns."""
@@ -186,8 +186,8 @@ def _text(error: BaseException) -> str:
 
 
 def reporting(command: str, path: str) -> contextlib.AbstractContextManager[Draft]:
-    """``--report``: see `tikv_br.report.operation.reporting`."""
-    return operation.reporting(command, path, failure_of)
+    """``--report``: see `tikv_br.report.draft.reporting`."""
+    return draft.reporting(command, path, failure_of)
 
 
 def _usage_error(error: typer.TyperException) -> UsageError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
     from tikv_br.point_in_time import PointOptions
     from tikv_br.progress_events import Reporter
-    from tikv_br.report.operation import Draft
+    from tikv_br.report.draft import Draft
     from tikv_br.restore.options import RestoreOptions
     from tikv_br.restore.run import RestoreSummary
     from tikv_br.storage.url import StorageLocation

@@ -109,7 +109,7 @@ def test_captures_write_a_log_together(source: LiveCluster, full: StorageLocatio
         captures = [
             stack.enter_context(
                 running(
-                    *("capture", "start", *group, "--lease", f"{LEASE}s", "--scratch-dir", str(tmp_path)),
+                    *("changefeed", "capture", *group, "--lease", f"{LEASE}s", "--scratch-dir", str(tmp_path)),
                     output=tmp_path / f"capture-{number}.log",
                 )
             )
