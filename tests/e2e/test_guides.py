@@ -275,8 +275,8 @@ def test_managing_backups(source: LiveCluster, tmp_path: Path) -> None:
         page.run("backup delete -s s3")
         page.run("prune -s s3")
         page.run("prune -s ROOT")
-        page.run("delete -s ROOT", "--dry-run")
-        page.run("delete PATH", "--yes")
+        page.run("backup delete -s ROOT", "--dry-run")
+        page.run("backup delete PATH", "--yes")
 
 
 def test_verify_and_diff(source: LiveCluster, target: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
@@ -609,6 +609,17 @@ def create_keyspace(live: LiveCluster, name: str) -> None:
     body = json.dumps({"name": name}).encode()
     with urllib.request.urlopen(f"http://{live.pd}/pd/api/v2/keyspaces", body, timeout=LONG):
         pass
+
+
+def test_real_tikv(tmp_path: Path) -> None:
+    """The page's commands after its servers have started, on a playground in place of those."""
+    with live_cluster(tmp_path / "one", ApiVersion.V2, stores=1) as live:
+        with Page("real-tikv", tmp_path, **{"127.0.0.1:2379": live.pd}) as page:
+            page.run("raw import")
+            page.run("check")
+            page.run("backup raw")
+            page.run("raw delete-range")
+            assert page.run("restore raw").last["total_kvs"] == 20_000
 
 
 def test_all_guides() -> None:
