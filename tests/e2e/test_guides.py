@@ -613,13 +613,15 @@ def create_keyspace(live: LiveCluster, name: str) -> None:
 
 def test_real_tikv(tmp_path: Path) -> None:
     """The page's commands after its servers have started, on a playground in place of those."""
-    with live_cluster(tmp_path / "one", ApiVersion.V2, stores=1) as live:
-        with Page("real-tikv", tmp_path, **{"127.0.0.1:2379": live.pd}) as page:
-            page.run("raw import")
-            page.run("check")
-            page.run("backup raw")
-            page.run("raw delete-range")
-            assert page.run("restore raw").last["total_kvs"] == 20_000
+    with (
+        live_cluster(tmp_path / "one", ApiVersion.V2, stores=1) as live,
+        Page("real-tikv", tmp_path, **{"127.0.0.1:2379": live.pd}) as page,
+    ):
+        page.run("raw import")
+        page.run("check")
+        page.run("backup raw")
+        page.run("raw delete-range")
+        assert page.run("restore raw").last["total_kvs"] == 20_000
 
 
 def test_all_guides() -> None:

@@ -19,7 +19,7 @@ import pytest
 from tests.support.waiting import eventually
 from tikv_br.errors import TaskFailed
 from tikv_br.progress_events import Event, TasksProgress
-from tikv_br.tasks import executor
+from tikv_br.tasks import session as spark_session
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.tasks.session import spark_context
 from tikv_br.tasks.settings import SparkSettings
@@ -49,7 +49,7 @@ def shared_session(session: SparkContext, monkeypatch: pytest.MonkeyPatch) -> No
         assert (master, concurrency, settings) == (SPARK.spark_master, SPARK.concurrency, SPARK.spark_settings)
         yield session
 
-    monkeypatch.setattr(executor, "spark_context", given)
+    monkeypatch.setattr(spark_session, "spark_context", given)
 
 
 def square(task: int, context: TaskContext) -> tuple[int, int]:

@@ -36,7 +36,7 @@ from tikv_br.incremental.backup import back_up_changes
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import open_source
 from tikv_br.storage.url import StorageLocation, parse
-from tikv_br.tasks import executor
+from tikv_br.tasks import session
 from tikv_br.tasks.session import spark_context
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
@@ -175,7 +175,7 @@ def test_spark_runs_it_and_spark_reads_it(loaded: Sources, tmp_path: Path, monke
     for kind in ("csv", "jsonl"):
         exported(live, tmp_path / kind, format=kind, encoding="hex")
     with spark_context("local[2]") as context:
-        monkeypatch.setattr(executor, "spark_context", lambda *_, **__: contextlib.nullcontext(context))
+        monkeypatch.setattr(session, "spark_context", lambda *_, **__: contextlib.nullcontext(context))
         done = exported(live, tmp_path / "parquet", executor="spark", spark_master="local[2]")
         assert (done.executor, done.files > 1) == ("spark", True)
         read = SparkSession(context).read

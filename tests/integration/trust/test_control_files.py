@@ -63,6 +63,10 @@ class World:
     middle: str
     """A time within the log."""
 
+    def is_named(self, place: Path) -> bool:
+        """Whether a command has the place itself as an argument."""
+        return any(str(place) in words for words in self.commands().values())
+
     def commands(self) -> dict[str, list[str]]:
         """Each that deletes or overwrites. None names what must stay."""
         backups, log, pd = f"{self.folder}/backups", f"{self.folder}/log", ["--pd", self.live.pd]
@@ -215,7 +219,8 @@ def put_in_place(world: World, data: st.DataObject, name: str, objects: Mapping[
     if data.draw(st.integers(0, 9)):
         path.write_bytes(changed(world, data, name, objects))
     else:
-        moved = path if data.draw(st.booleans()) else path.parent
+        # A place that a command names may itself be a link: it is what the operator means.
+        moved = path if data.draw(st.booleans()) or world.is_named(path.parent) else path.parent
         shutil.move(moved, world.folder / VICTIM / "moved")
         moved.symlink_to(world.folder / VICTIM / "moved")
 
