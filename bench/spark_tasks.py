@@ -62,9 +62,9 @@ def closure_bytes() -> int:
     from tikv_br.dataflow.write import BackupJob
     from tikv_br.formats.api_version import ApiVersion
     from tikv_br.storage.url import StorageLocation
+    from tikv_br.tasks.channel import ChannelAddress
     from tikv_br.tasks.executor import _run_one
     from tikv_br.tasks.session import by_value
-    from tikv_br.tasks.task import ChannelAddress
 
     options = BackupOptions(
         cluster=ClusterConfig(pd=("pd-with-a-long-name.somewhere.example:2379",) * 5),

@@ -58,7 +58,7 @@ def test_commands_flags_and_values(line: str, words: list[str]) -> None:
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_words_with_their_help(shell: str) -> None:
     """The protocols of zsh and fish carry a line of help for each word."""
-    [found] = [line for line in complete("tikv-br unp", shell) if "unpin" in line]
+    [found] = [line for line in complete("tikv-br backup unp", shell) if "unpin" in line]
     assert "Allow prune to remove a pinned backup again." in found
 
 

@@ -20,10 +20,11 @@ from tests.support.waiting import eventually
 from tikv_br.errors import TaskFailed
 from tikv_br.progress_events import Event, TasksProgress
 from tikv_br.tasks import session as spark_session
+from tikv_br.tasks.channel import ProgressListener, ProgressSender
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.tasks.session import spark_context
 from tikv_br.tasks.settings import SparkSettings
-from tikv_br.tasks.task import ProgressListener, ProgressSender, TaskContext, TaskMessage
+from tikv_br.tasks.task import TaskContext, TaskMessage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -5,7 +5,8 @@ Knows nothing of TiKV: a task is any picklable value, its work any picklable fun
 Modules, in reading order:
 
 - `executor`: `run_tasks`, for Spark and for threads
-- `task`: the context of a task, its messages to the driver, the connection that carries them, and what becomes of them
+- `task`: the context of a task, its messages to the driver, and what becomes of them
+- `channel`: the connection that carries them from Spark, loaded only there
 - `settings`: the user's settings for Spark, and those of a session
 - `session`: starts and stops Spark, runs jobs on workers that have this tikv-br
 - `shipped`: what runs there before that is known

@@ -24,7 +24,7 @@ from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, i
 from tikv_br.tasks.task import Collector, SharedObjects, TaskContext, TaskMessage, run_task
 
 if TYPE_CHECKING:
-    from tikv_br.tasks.task import ChannelAddress
+    from tikv_br.tasks.channel import ChannelAddress
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -191,8 +191,8 @@ def _run_on_spark(
     reporter: Reporter,
 ) -> float:
     """Returns the seconds until the session stood."""
+    from tikv_br.tasks.channel import ANY_HOST, ProgressListener
     from tikv_br.tasks.session import by_value, driver_host, spark_context, spark_job
-    from tikv_br.tasks.task import ANY_HOST, ProgressListener
 
     host = "127.0.0.1" if is_local(options.spark_master) else ANY_HOST
     began = time.monotonic()
@@ -231,7 +231,7 @@ def _run_one(
     """
     from pyspark import TaskContext as SparkTaskContext
 
-    from tikv_br.tasks.task import RunSender
+    from tikv_br.tasks.channel import RunSender
 
     index, (task, name) = row
     spark_task = SparkTaskContext.get()

@@ -18,20 +18,12 @@ from urllib.parse import unquote
 from tikv_br.errors import SparkUnavailable, TaskFailed, UsageError
 from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Reporter
+from tikv_br.tasks.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
 from tikv_br.tasks.executor import POLL_SECONDS, worker
 from tikv_br.tasks.inputs import DEFAULT_LIMITS, Input, InputColumns, rank_of
 from tikv_br.tasks.session import by_value, driver_host, first_cause, spark_context, spark_job
 from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, is_local
-from tikv_br.tasks.task import (
-    ANY_HOST,
-    ChannelAddress,
-    Collector,
-    ProgressListener,
-    RunSender,
-    TaskContext,
-    TaskMessage,
-    run_task,
-)
+from tikv_br.tasks.task import Collector, TaskContext, TaskMessage, run_task
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.integration.crash.sync_cells import break_in, chosen, name_of, run_un
 from tests.integration.crash.world import files, forget_safe_points
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
-from tikv_br.cluster.ingests import Ingests
+from tikv_br.cluster.ingests import Ingest, Ingests
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.formats.api_version import ApiVersion
@@ -34,13 +35,24 @@ from tikv_br.incremental.sorter import Sorter
 from tikv_br.incremental.sync import SyncOptions
 from tikv_br.storage.url import StorageLocation
 
+
+class WatchedIngests(Protocol):
+    """The methods of `Ingests` that a feed uses."""
+
+    def revision(self) -> int:
+        """The revision of the last change of any announcement."""
+
+    def read(self) -> tuple[Ingest, ...]:
+        """All announcements."""
+
+
 PARTS: tuple[tuple[type, type], ...] = (
     (ObjectCheckpoints, CheckpointStore),
     (SafePointKeeper, SafePointKeeper),
     (Feed, Feed),
     (Sorter, Sorter),
     (TikvSink, Sink),
-    (Ingests, Ingests),
+    (Ingests, WatchedIngests),
 )
 """Parts of a sync, with the class that describes the calls."""
 numbers = itertools.count(1)

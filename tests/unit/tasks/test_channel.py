@@ -11,7 +11,8 @@ from multiprocessing.connection import Client
 
 import pytest
 
-from tikv_br.tasks.task import ChannelAddress, ProgressListener, ProgressSender, RunSender, TaskMessage
+from tikv_br.tasks.channel import ChannelAddress, ProgressListener, ProgressSender, RunSender
+from tikv_br.tasks.task import TaskMessage
 
 MESSAGE = TaskMessage("progress", 3, 0, (10, 1))
 
