@@ -53,7 +53,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 @pytest.fixture
 def client(tmp_path: Path, sent: list[Request]) -> Iterator[Client]:
     """A playground with rows of both modes in the first and the last keyspace."""
-    with running(tmp_path / "cluster", ApiVersion.V2, stores=1) as client:
+    with running(tmp_path / "cluster", ApiVersion.V2, stores=1, keyspaces=(f"last={LAST}",)) as client:
         transactions = TxnClient(client)
         for keyspace in (0, LAST):
             prefix = b"x" + keyspace.to_bytes(3, "big")

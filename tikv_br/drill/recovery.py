@@ -132,7 +132,7 @@ def verify_all(context: DrillContext) -> None:
 def _compare_same_keys(context: DrillContext) -> Compared:
     """Compare rows that have the keys of the backup. Raises `ChecksumMismatch`, `BackupDamaged`."""
     cluster = context.destination.cluster
-    options = VerifyOptions(context.location, Level.RESTORE, cluster, executor="driver")
+    options = VerifyOptions(context.location, Level.RESTORE, cluster, by_name=False, executor="driver")
     found = verify(options, context.recorder.nested)
     how = (
         f"{counted(found.ranges_compared, 'range')} without gaps: keys, bytes and crc64 of all rows, counted by the target's "

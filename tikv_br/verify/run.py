@@ -260,7 +260,7 @@ def _target(context: VerifyContext, source: KeyCodec) -> KeyCodec:
     cluster, chosen = context.clusters.get(context.cluster), context.options.to_keyspace
     if chosen:
         return keyspace_codec(source.api_version, chosen_keyspace(cluster, chosen), "--to-keyspace", mode=source.mode)
-    if not source.is_v2:
+    if not (source.is_v2 and context.options.by_name):
         return source
     names = {} if context.backup.manifest is None else context.backup.manifest.description.names
     return KeyCodec(

@@ -31,6 +31,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterConfig]
     servers, ours = authority.issue("servers"), authority.issue("ours")
     tls = TlsSettings(str(authority.ca), str(servers.cert), str(servers.key), mutual=True)
     settings = {"api_version": ApiVersion.V2.value, "stores": 2, "regions": 4, "tls": tls}
+    settings["keyspaces"] = (f"part={KEYSPACE}",)
     started = launcher.start(folder / "data", settings, detached=False)
     try:
         files = TlsFiles(str(authority.ca), str(ours.cert), str(ours.key))

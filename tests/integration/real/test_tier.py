@@ -16,7 +16,6 @@ from tests.support.waiting import PATIENCE, eventually
 SERVERS = {name: str(ROOT / "tests" / "real" / "servers" / name) for name in ("pd-server", "tikv-server")}
 SELECTION = (
     "tests/integration/real/test_contract.py",
-    "tests/integration/backup/test_scope.py",
     "tests/integration/verify/test_damage.py",
 )
 """A few modules that share clusters, have one of their own, kill servers, and use several API versions."""

@@ -37,7 +37,8 @@ def group(world: World, name: str) -> str:
     """Keys and values of a changefeed in etcd, as text."""
     with Etcd.connect([world.etcd]) as etcd:
         found = etcd.range("/tikv-br/").items
-    return "".join(f"{item.key}\n{item.value.decode()}" for item in found if item.key.endswith(f"/{name}"))
+    own = (item for item in found if item.key.endswith(f"/{name}"))
+    return "".join(f"{item.key}\n{json.dumps(json.loads(item.value))}" for item in own)
 
 
 def backed_up(world: World, _ended: Ended) -> bool:
