@@ -58,7 +58,7 @@ def test_tests_run_on_servers_that_are_processes(tmp_path: Path) -> None:
     counts = {row[1].strip(): [int(each) for each in row[2:6]] for row in (line.split("|") for line in lines[4:])}
     passed, failed, skipped, impossible = counts["all"]
     assert (failed, skipped) == (0, 0)
-    assert passed >= 14
+    assert passed >= 10
     assert impossible >= 1
     assert counts["verify"][0]
     assert any(line.startswith("| **not proven** followers |") for line in lines)
