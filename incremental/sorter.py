@@ -1,9 +1,4 @@
-"""Sorts changes by timestamp: in memory up to a limit, beyond it with sorted runs on disk.
-
-Order of changes by timestamp and key, and batches of a given size.
-
-Sorted rows in memory or on disk, read from the front and merged.
-"""
+"""Sorts changes by timestamp and key: in memory up to a limit, beyond it with sorted runs on disk, which are read from the front and merged."""
 
 from __future__ import annotations
 

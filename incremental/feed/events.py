@@ -1,9 +1,4 @@
-"""Events of a feed.
-
-Options of a feed.
-
-The status of a feed.
-"""
+"""What a feed yields, its options and its status."""
 
 from __future__ import annotations
 

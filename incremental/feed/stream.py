@@ -1,13 +1,11 @@
-"""The stream of one store and its subscriptions, errors that end them, and locating the regions of gaps.
+"""The stream of one store and its subscriptions, errors that end them, and locating the regions of gaps; `Inbox` is the queue of its messages.
 
-The resolved-ts of a range of keys, computed from subscriptions and gaps. No I/O.
+`ResolvedFrontier`, which does no I/O, computes the resolved-ts of a range of keys from subscriptions and gaps.
 
 The range is always divided into adjacent spans that do not overlap. Each span is either the subscription of one region or a
 gap, and has a resolved-ts: all changes of its keys up to it have been delivered. A region has one subscription for all of
 its keys in the range, which starts from the lowest resolved-ts of these keys. The resolved-ts of the range is the minimum
 over all spans, including gaps. So it never covers a change that was not delivered. It moves back only for a new scan (`rewind`).
-
-The queue between the threads that read streams and the feed.
 """
 
 from __future__ import annotations

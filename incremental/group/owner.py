@@ -2,9 +2,7 @@
 
 Every write is conditional: this capture must still be the owner, and the keys that it decided on must be unchanged.
 
-Assignment of tasks to captures: plans the owner's next actions from the state in etcd. No I/O.
-
-A task has three states: *free* (no capture), *assigned*, and *stopping* (assigned, and its capture has been asked to free it).
+`plan`, without I/O, decides the next actions from the state in etcd. A task has three states: *free* (no capture), *assigned*, and *stopping* (assigned, and its capture has been asked to free it).
 Only a free task is assigned, so that no two captures ever have it. A task of a dead capture counts as free as soon as none of
 its writes can still arrive at a sink (`DeadCaptures`).
 """

@@ -17,7 +17,7 @@ WALKS = ("A key", "A change", "A limit", "A command", "A flag", "A test")
 def files_of(walk: str) -> list[str]:
     """Return the files that a walk names, in order."""
     _, _, rest = (ROOT / "CONTRIBUTING.md").read_text().partition(f"**{walk}**")
-    steps, _, _ = rest.partition("**") if walk != WALKS[-1] else rest.partition("## ")
+    steps, _, _ = rest.partition("**")
     return re.findall(r"`([\w/]+\.(?:py|md))`", steps)
 
 

@@ -1,11 +1,9 @@
-"""`--checksum`: compares the finished copy with the cluster, interval by interval.
+"""Runs the tasks of the chosen engine, on the driver's side, and compares the finished copy with the cluster (`--checksum`).
 
 A store computes the checksum of its live rows, so it also differs from the copy's if rows have expired or were written since.
 Then the rows are compared; expired rows do not count as differences. Ranges that changed during the backup cannot be compared;
 they are counted and reported. Other ranges with differences are copied again, once. If the second copy differs too and the range
 did not change between the two comparisons, the copy is wrong. Transactional data are compared at backup-ts, where they never change.
-
-Runs the tasks of the chosen engine. For the driver.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Backs up a cluster: the list of steps, and those that only this operation has.
+"""Backs up a cluster: the lists of steps for raw and for transactional data, and those that only these operations have.
 
-Backs up transactional data: the list of steps, and those that only this operation has.
-
-The backup is one snapshot: what transactions have committed up to backup-ts, in all regions. Stores refuse to read over the lock of
+A backup of transactional data is one snapshot: what transactions have committed up to backup-ts, in all regions. Stores refuse to read over the lock of
 a transaction that may still commit below it, so locks are cleared first. They do not notice that GC has passed backup-ts, so PD is
 asked for that until the last file is written.
 """

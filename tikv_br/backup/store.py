@@ -1,8 +1,6 @@
-"""The ledger entry of a task whose rows stores have written.
+"""The task of the store engine: has the stores that lead the interval's regions write SSTs, and records them in the ledger.
 
-Requests to stores for raw and for transactional data: their ranges, their contents, and which files may answer them.
-
-The task of the store engine: has the stores that lead the interval's regions write SSTs, and records them in the ledger.
+Beside it the requests for raw and for transactional data, and the ledger entry of such a task.
 
 Regions that move, split or merge during the backup leave gaps between the answers; the gaps are requested again from the
 current leaders. Every request writes into a separate folder, so that a late or repeated write never replaces the files of

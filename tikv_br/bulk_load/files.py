@@ -1,10 +1,6 @@
-"""Finds the files of an input, in a directory or a cloud, and reads Parquet, CSV and JSON lines.
+"""Inputs that this process reads: finds their files, in a directory or a cloud, and reads Parquet, CSV (RFC 4180) and JSON lines.
 
-An input that this process reads: its files, the parts that tasks read, and rows that cannot be loaded.
-
-Reads CSV (RFC 4180) and JSON lines.
-
-A file is cut into blocks that end with a row, and these are parsed by Arrow. Only blocks that have something wrong are read by Python's
+A text is cut into blocks that end with a row, and these are parsed by Arrow. Only blocks that have something wrong are read by Python's
 csv or msgspec too, which tell the lines.
 """
 

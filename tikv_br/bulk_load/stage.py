@@ -299,15 +299,15 @@ def check_rows(context: StageContext) -> None:
     """Refuse bad rows and duplicates unless they are allowed, and an input without rows."""
     stage = context.stage
     bad = context.problems.total()
-    examples = "".join(f"\n  {each}" for each in context.bad_rows)
+    examples = "; ".join(map(str, context.bad_rows))
     if context.problems[UNREADABLE]:
         raise UsageError(
-            f"the input has a file that cannot be read:{examples}", hint="Correct the file, or pass its dialect."
+            f"the input has a file that cannot be read: {examples}", hint="Correct the file, or pass its dialect."
         )
     if bad and not stage.bad_rows:
         problems = ", ".join(f"{count:,} with {problem}" for problem, count in sorted(context.problems.items()))
         raise UsageError(
-            f"the input has {counted(bad, 'row')} that cannot be loaded: {problems}{examples}",
+            f"the input has {counted(bad, 'row')} that cannot be loaded: {problems}; {examples}",
             hint="Correct the input, or pass --bad-rows DIR to write these rows there and load the others.",
         )
     if context.duplicates and not stage.input.order_column:

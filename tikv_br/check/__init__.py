@@ -6,5 +6,5 @@ Modules, in reading order:
 - cluster_probes, storage_probes: the probes of a cluster and a storage
 - run: the probes of this machine; runs all probes, and formats the results for Nagios
 
-Imports spark, cluster, storage and backupset. Writes only to a scratch folder of the storage, which it removes.
+Imports tasks, cluster, storage and backupset. Writes only to a scratch folder of the storage, which it removes.
 """

@@ -1,6 +1,6 @@
 """Probes of a storage. Each writes objects of its own in the run's scratch folder, and removes them.
 
-Whether stores accept the storage, as backups that they write and restores that they read themselves need it.
+One asks whether stores accept the storage, as backups that they write and restores that they read themselves need it.
 """
 
 from __future__ import annotations

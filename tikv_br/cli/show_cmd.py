@@ -208,7 +208,10 @@ def find(flags: FindFlags) -> None:
     flags.out.table(FIND_COLUMNS, [_version_row(version) for version in versions], prose=("state",), drop=("path",))
     if failed := [version for version in versions if version.state == "unreadable"]:
         names = ", ".join(version.path for version in failed)
-        raise BackupDamaged(f"the key was not looked up in {names}: {failed[0].message}")
+        raise BackupDamaged(
+            f"the key was not looked up in {names}: {failed[0].message}",
+            hint="`tikv-br verify` tells what is wrong with each. One with another encryption key needs it as a further --crypter.key-file.",
+        )
     if not any(version.has_value for version in versions):
         raise KeyNotFound(
             f"none of {len(versions)} backups has the key {quote(key, flags.form)}",

@@ -144,7 +144,7 @@ class PdHttp:
         self._request("POST", f"/schedulers/{quote(name, safe='')}", {"delay": seconds})
 
     def document(self, path: str) -> object:
-        """The JSON document at a path below ``/pd/api/v1``; what the documents mean: `pd_status`."""
+        """The JSON document at a path below ``/pd/api/v1``."""
         return self._request("GET", path)
 
     def _request(self, method: str, path: str, payload: object = None) -> object:

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from tikv_br import cancellation
 
 CREDIT_SECONDS = 1.0
-"""Seconds of idle time per store that may be made up for, so that the duration of requests does not reduce the rate."""
+"""A store that was idle for up to this long may exceed the rate afterwards, which makes up for the time of requests."""
 
 
 class RateLimit:
     """The maximum rate per store for this process. Thread-safe: its tasks share one object. A pickled copy starts without history.
 
-    False if unlimited.
+    ``bool()`` is False if unlimited.
     """
 
     def __init__(

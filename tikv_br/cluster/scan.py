@@ -1,7 +1,4 @@
-"""Scans a range page by page, across regions. Pages are the bytes as received.
-
-Produces items one ahead of their consumer, in a thread.
-"""
+"""Scans a range page by page, across regions. Pages are the bytes as received; `Prefetcher` fetches the next one in a thread meanwhile."""
 
 from __future__ import annotations
 

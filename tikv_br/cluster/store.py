@@ -1,8 +1,7 @@
-"""Client of one store, with timeouts and errors of this package; and the pool of all stores' clients.
+"""Clients of stores, with timeouts and errors of this package.
 
-The stream of changes of one store.
-
-Guards of requests that would crash a store, which are checked before they are sent.
+`StoreClient` calls one store, `EventFeed` is its stream of changes, ``check_…`` refuse requests that would crash it, `StorePool` has the
+clients of all stores.
 """
 
 from __future__ import annotations

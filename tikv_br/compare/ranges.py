@@ -1,7 +1,4 @@
-"""Compares one range of both sides, from its checksum down to the keys that differ.
-
-Narrows a difference by checksums of halves.
-"""
+"""Compares one range of both sides, from its checksum down to the keys that differ. A difference is narrowed by checksums of halves."""
 
 from __future__ import annotations
 

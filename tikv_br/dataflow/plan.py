@@ -1,6 +1,6 @@
 """The plan of a backup: the ranges that it covers, divided into intervals of about equal size.
 
-The choice of engine and executor: how rows get into the files, and who does the work.
+`choose_engine` decides before that how rows get into the files, and who does the work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Runs the steps of an operation that makes a backup, up to its summary; aborts an unfinished one.
-
-State that the steps of a backup share.
-"""
+"""Runs the steps of an operation that makes a backup, up to its summary; aborts an unfinished one. `BackupContext` is what the steps share."""
 
 from __future__ import annotations
 

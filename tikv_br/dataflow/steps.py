@@ -291,7 +291,7 @@ def verify_coverage(context: BackupContext) -> None:
 
 
 def commit(context: BackupContext, entries: Iterable[LedgerEntry] | None = None) -> None:
-    """Write `backupmeta` and the manifest, and add the backup to the index of its parent folder.
+    """Write the manifest, then `backupmeta`, and add the backup to the index of its parent folder.
 
     ``entries``: those of a backup without a ledger, one for each interval, in the order of keys.
     """

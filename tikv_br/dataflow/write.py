@@ -1,6 +1,4 @@
-"""Writes the data files of one task into the storage, and computes what is recorded of them.
-
-Common code of the tasks of both engines: the interval, retries and the result.
+"""Writes the data files of one task into the storage, and computes what is recorded of them; and what tasks of both engines have in common.
 
 A task may be retried, or run twice at once by Spark. Each attempt writes files with unique names, and only a finished attempt
 writes a ledger entry.

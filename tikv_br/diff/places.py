@@ -1,7 +1,4 @@
-"""Sides A and B as values that pickle, and the ranges to compare.
-
-Options of a comparison.
-"""
+"""Options of a comparison, its sides A and B as values that pickle, and the ranges to compare."""
 
 from __future__ import annotations
 

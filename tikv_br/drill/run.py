@@ -1,9 +1,4 @@
-"""A drill from its options to its report: the steps of each scenario, and the final steps that always run.
-
-The report of a drill that has ended, or that was killed.
-
-The page of a drill, and the index page of all drills.
-"""
+"""A drill from its options to its report: the steps of each scenario, the final steps that always run, and the pages of one and of all drills."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The base of all errors, and those of the command line and of this machine.
+"""All errors: their base; those of the command line and this machine; of backups, logs, restores and syncs; of servers and storages.
 
-Errors of backups, logs, restores and syncs, and results of commands that worked and found a problem.
-
-Errors of PD and the stores, of storages, of etcd and of Kafka.
+Some are results of commands that worked and found a problem.
 """
 
 from __future__ import annotations

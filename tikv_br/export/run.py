@@ -1,11 +1,4 @@
-"""An export, from its options to its summary.
-
-The destination of an export: the names of its objects, its description, and what may be there.
-
-Options of an export.
-
-The steps of an export, and the state that they share.
-"""
+"""An export from its options to its summary: the steps, the state that they share, and the destination, with the names of its objects."""
 
 from __future__ import annotations
 

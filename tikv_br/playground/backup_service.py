@@ -1,8 +1,6 @@
 """``backup.Backup`` of one store: it writes SSTs of the regions it leads to external storage, one or two files a region.
 
-The files of backups: what a store writes for one region, and its SSTs.
-
-Backups of transactional data: what a reader at the end version sees, as TiKV's records of two column families.
+Of transactional data it writes what a reader at the end version sees, as TiKV's records of two column families.
 """
 
 from __future__ import annotations

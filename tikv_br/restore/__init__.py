@@ -13,5 +13,5 @@ Modules, in reading order:
 - resume: the steps that resume a restore, and those for import mode
 - record: the restore checkpoint and other objects of an unfinished restore
 
-Imports spark, cluster, storage, backupset and formats; never another operation or the command line.
+Imports tasks, cluster, storage, backupset and formats; never another operation or the command line.
 """

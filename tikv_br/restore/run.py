@@ -1,10 +1,9 @@
-"""Run a restore from its options to its summary; abort unfinished ones.
+"""A restore from its options to its summary: the lists of steps for raw and for transactional data. Aborts unfinished ones.
 
-The steps of a restore. If one fails, the earlier ones are undone.
+If a step fails, the earlier ones are undone.
 
 Ingested rows stay in the target when a restore fails: the same command resumes it. Removing them is the operator's decision.
-
-The steps of a restore of transactional data: files in pairs, one new timestamp for all rows, and no lock in the target.
+Transactional data have files in pairs, one new timestamp for all rows, and need a target without locks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Steps that split the target, limit downloads, and transfer the rows.
+"""The steps from the split of the target to its comparison with the backup: limit downloads, transfer the rows, flush timestamps, compare.
 
-Steps after the ingest: flush timestamps, compare the cluster with the backup, ingest hidden rows again.
-
-The task of a restore by puts: reads rows and writes them with RawBatchPut, as any client does.
-
-The cluster gives the rows new timestamps (API V2), and change feeds report them. Each batch is a Raft entry, so this is many times
+A restore by puts reads rows and writes them with RawBatchPut, as any client does. The cluster gives the rows new timestamps (API V2), and change feeds report them. Each batch is a Raft entry, so this is many times
 slower than an ingest.
 """
 

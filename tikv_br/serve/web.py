@@ -1,9 +1,4 @@
-"""Paths of the page, their answers, and access to them.
-
-The Prometheus metrics of the overview; docs/serve.md lists them.
-
-The figures at the top of the page.
-"""
+"""Paths of the page and their answers: the page, the figures at its top, and the Prometheus metrics, which docs/serve.md lists."""
 
 from __future__ import annotations
 

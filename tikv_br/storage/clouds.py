@@ -1,9 +1,4 @@
-"""A container of Azure Blob Storage as an object store.
-
-A bucket of Google Cloud Storage as an object store, by its XML API.
-
-An S3 bucket as an object store.
-"""
+"""What is special to each cloud: containers of Azure, buckets of Google Cloud Storage (by its XML API) and of S3 as object stores."""
 
 from __future__ import annotations
 

@@ -6,5 +6,5 @@ Modules, in reading order:
 - run: the list of steps; runs them, returns the summary
 - checks: the tasks, one per file or key range; `row_sums`: sums of rows to compare
 
-Imports spark, cluster, storage, backupset and formats.
+Imports tasks, cluster, storage, backupset and formats.
 """

@@ -1,7 +1,4 @@
-"""Run a verification from its options to its summary.
-
-The steps of a verification. None changes anything, so none needs an undo.
-"""
+"""A verification from its options to its summary. No step changes anything, so none needs an undo."""
 
 from __future__ import annotations
 
