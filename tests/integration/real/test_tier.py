@@ -18,7 +18,7 @@ SELECTION = (
     "tests/integration/real/test_contract.py",
     "tests/integration/verify/test_damage.py",
 )
-"""A few modules that share clusters, have one of their own, kill servers, and use several API versions."""
+"""Modules that share clusters, have one of their own, kill servers, and need no keyspaces of certain ids, which PD chooses itself."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -56,10 +56,9 @@ def test_tests_run_on_servers_that_are_processes(tmp_path: Path) -> None:
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert re.match(r"servers: TiKV \S+ .*, PD v\S+ ", lines[0])
     counts = {row[1].strip(): [int(each) for each in row[2:6]] for row in (line.split("|") for line in lines[4:])}
-    passed, failed, skipped, impossible = counts["all"]
+    passed, failed, skipped, _impossible = counts["all"]
     assert (failed, skipped) == (0, 0)
     assert passed >= 10
-    assert impossible >= 1
     assert counts["verify"][0]
     assert any(line.startswith("| **not proven** followers |") for line in lines)
     assert not list(tmp_path.glob("tikv-br-real-*")), "the folders of servers are removed"
