@@ -244,7 +244,7 @@ FILLED = {
             RestoreOptions,
             {"cluster", "command", "key_mode", "by_name", "mode", "restamp", "allow_followers"},
         ),
-        (VerifyFlags, VerifyOptions, {"cluster"}),
+        (VerifyFlags, VerifyOptions, {"cluster", "by_name"}),
         (DiffFlags, DiffOptions, {"a", "b", "span"}),
         (LogCompactFlags, CompactionOptions, {"log_id", "until_ts", "rate_limit", "task_bytes", "file_bytes"}),
         (BulkLoadFlags, Input, {"path", "format", "reader_options", "csv"}),
