@@ -41,6 +41,25 @@ MULTIPLEXED = (("features", "stream-multiplexing"),)
 """Metadata of an EventFeedV2 call; without it the store treats the call as EventFeed."""
 
 
+Answer = TypeVar("Answer")
+
+
+def _received(
+    answers: Iterable[Answer],
+    outage: Outage,
+    probe: Callable[[], bool],
+    to_error: Callable[[grpc.RpcError], ClusterError],
+) -> Iterator[Answer]:
+    """The answers of a stream, whose silence is an outage of the store only if it does not answer the probe either."""
+    try:
+        with outage.working(probe):
+            for answer in answers:
+                outage.end()
+                yield answer
+    except grpc.RpcError as error:
+        raise to_error(error) from None
+
+
 class EventFeed:
     """A stream of changes, with flow control of its own: what is not read stays in the store.
 
@@ -79,12 +98,7 @@ class EventFeed:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            with self._outage.working(self._probe):
-                for answer in self._answers:
-                    self._outage.end()
-                    yield answer
-        except grpc.RpcError as error:
-            raise self._to_error(error) from None
+            yield from _received(self._answers, self._outage, self._probe, self._to_error)
         finally:
             self.cancel()
         raise ClusterUnreachable(f"{self}: the store ended the feed")
@@ -395,12 +409,7 @@ class BackupStream:
 
     def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]:
         try:
-            with self._outage.working(self._probe):
-                for answer in self._answers:
-                    self._outage.end()
-                    yield answer
-        except grpc.RpcError as error:
-            raise self._to_error(error) from None
+            yield from _received(self._answers, self._outage, self._probe, self._to_error)
         finally:
             self.cancel()
 
