@@ -25,6 +25,7 @@ from tests.support.tools import ROOT
 from tests.support.waiting import eventually
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import merge_periods
+from tikv_br.datasource import TikvDataSource
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
@@ -42,6 +43,7 @@ def spark() -> Iterator[SparkSession]:
     with spark_context("local[2]") as context:
         session = SparkSession(context)
         session.conf.set("spark.sql.shuffle.partitions", "2")
+        session.dataSource.register(TikvDataSource)
         yield session
 
 

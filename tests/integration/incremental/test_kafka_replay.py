@@ -123,7 +123,10 @@ class Topic:
 
     def __post_init__(self) -> None:
         self.name = self.broker.create_topic(partitions=self.partitions)
-        self.producer = Producer({"bootstrap.servers": self.broker.address, "log_level": 0})
+        self.producer = Producer(
+            # A retry must not change the order: a topic that was just created may refuse the first batch.
+            {"bootstrap.servers": self.broker.address, "log_level": 0, "enable.idempotence": True}
+        )
 
     def send(self, key: bytes, value: bytes | None, partition: int = 0, **headers: bytes) -> None:
         """Write one message, as it is."""
