@@ -26,11 +26,14 @@ TERMINATED = 143
 
 def uses_of_signals(source: str) -> set[str]:
     """Functions of `signal` that receive signals, by which name ever the module calls them."""
+    tree = ast.parse(source)
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules = {alias.asname or alias.name for alias in imports if alias.name in {"signal", "_signal"}}
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in {"signal", "_signal"}:
             found |= {alias.name for alias in node.names} & RECEIVE
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal":
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             found |= {node.attr} & RECEIVE
         elif isinstance(node, ast.Attribute) and node.attr == "add_signal_handler":
             found.add(node.attr)
@@ -47,7 +50,9 @@ def test_one_module_receives_signals() -> None:
     }
     assert found == {"tikv_br/signals.py"}
     assert uses_of_signals("from signal import signal as on\non(1, print)") == {"signal"}
-    assert uses_of_signals("signal.signal(signal.SIGTERM, f)") == {"signal"}
+    assert uses_of_signals("import signal\nsignal.signal(signal.SIGTERM, f)") == {"signal"}
+    assert uses_of_signals("def f():\n    import signal as s\n    s.sigwait({s.SIGTERM})") == {"sigwait"}
+    assert uses_of_signals("loop.add_signal_handler(15, f)") == {"add_signal_handler"}
 
 
 def stopped(number: int) -> int:

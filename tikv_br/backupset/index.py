@@ -11,6 +11,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
@@ -548,7 +549,7 @@ def rebuild(index: Index) -> RebuildSummary:
         entry_id: index.entry(entry_id) for entry_id in index.ids()
     }  # before the listing: later ones are not touched
     removals = index.removal_ids()
-    found, problems = _examine(index)
+    found, problems = backups_below(index)
     for entry in found.values():
         if known.get(entry.id) != entry:
             index.root.put(entry_name(entry.id), records.dump(entry))
@@ -564,10 +565,14 @@ def rebuild(index: Index) -> RebuildSummary:
     return RebuildSummary(len(found), len(found.keys() - known.keys()), len(stale), tuple(problems))
 
 
-def _examine(index: Index) -> tuple[dict[str, IndexEntry], list[Problem]]:
-    """The entries of all backups below the root by id, and the places that cannot be entered."""
+def backups_below(index: Index, but: AbstractSet[str] = frozenset()) -> tuple[dict[str, IndexEntry], list[Problem]]:
+    """The entries of all backups below the root by id, but those at some paths, and the places that cannot be entered.
+
+    Lists every object there, and opens the backups: the index is not believed.
+    """
     ending = f"/{layout.META}"  # a `backupmeta` at the root itself belongs to the folder above
-    metas = {info.name.removesuffix(ending): info for info in index.root.list() if info.name.endswith(ending)}
+    listed = ((info.name.removesuffix(ending), info) for info in index.root.list() if info.name.endswith(ending))
+    metas = {path: info for path, info in listed if path not in but}
 
     def examine(path: str) -> IndexEntry | Problem | None:
         try:

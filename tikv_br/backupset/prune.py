@@ -31,6 +31,7 @@ from tikv_br.backupset.index import (
     Index,
     IndexEntry,
     ListedBackup,
+    backups_below,
     check_paths,
     entry_id,
     entry_of_backup,
@@ -54,6 +55,7 @@ from tikv_br.errors import (
     TikvBrError,
     UsageError,
 )
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.records import dump, load
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.crypter import PLAIN, Crypter
@@ -330,19 +332,51 @@ _REBUILD = "Run `tikv-br list --rebuild`."
 
 
 def check_deletable(index: Index, listed: ListedBackup) -> None:
-    """Raise `UsageError` if the backup is pinned, or if others in the index continue it."""
+    """Raise `UsageError` if the backup is pinned, or if others continue it by the index or by themselves; as `_unlisted`, too."""
     entry = listed.entry
     if listed.pinned:
         raise UsageError(f"backup {entry.id} is pinned", hint=f"Run `tikv-br backup unpin {entry.id}` first.")
-    every = index.read()
-    parents = _parents(every)
-    children = [each.entry for each in every if parents[each.entry.id] == entry.id]
+    every = [each.entry for each in index.read()]
+    if _may_be_continued(index, entry):
+        every += _unlisted(index, every)
+    paths = {each.path for each in every}
+    children = {each.path: each for each in every if each.path != entry.path == _parent_path(each, paths)}
     if children:
-        names = ", ".join(f"{child.id} ({child.path})" for child in children)
+        names = ", ".join(f"{child.id} ({child.path})" for child in children.values())
         raise UsageError(
             f"backup {entry.id} is the base of incremental backups, which cannot be restored without it: {names}",
             hint="Delete these first.",
         )
+
+
+def _may_be_continued(index: Index, entry: IndexEntry) -> bool:
+    """Return whether incremental backups can continue a backup: as far as it can be read, only if it has a backup-ts."""
+    try:
+        made = BackupSet.open_any(index.store_of(entry.path), key_mode=None)
+    except (BackupSetError, StorageNotRegular):
+        return True
+    return made.key_mode is KeyMode.RAW and bool(made.backup_ts)
+
+
+def _unlisted(index: Index, known: Iterable[IndexEntry], opened: AbstractSet[str] = frozenset()) -> list[IndexEntry]:
+    """Every backup below the root, but those ``opened`` before, by a listing of all objects: an entry may be lost or forged.
+
+    Of one that cannot be read, its entry, which is ``known``, has to do. Raises `BackupUnsupported` and `CrypterMismatch` if
+    it has none, as it may continue any backup; a damaged one cannot be restored, so that it needs none.
+    """
+    found, problems = backups_below(index, opened)
+    paths = {entry.path for entry in known}
+    for path, error in problems:
+        if path in paths or isinstance(error, StorageNotRegular):
+            continue
+        if isinstance(error, BackupDamaged):
+            log.warning("ignored %s, which is not in the index: %s", path, error.message)
+            continue
+        raise type(error)(
+            f"nothing is removed: what {path} continues, which is not in the index, is not known: {error.message}",
+            hint="Run `tikv-br list --rebuild` with the key or the version of that backup.",
+        )
+    return list(found.values())
 
 
 def delete(index: Index, listed: ListedBackup) -> None:
@@ -407,17 +441,33 @@ def plan(index: Index, policy: Policy, *, include_foreign: bool = False) -> Prun
     examine = partial(_examine, index, include_foreign=include_foreign)
     found = list(zip(listed, run_on_threads(examine, listed, THREADS, "prune"), strict=True))
     present = [what for _each, what in found if isinstance(what, ListedBackup)]
-    reasons = reasons_to_keep(_candidates(present, include_foreign=include_foreign), policy)
-    decisions = tuple(RetentionDecision(each, reasons.get(each.entry.id, ("foreign",))) for each in present)
+    refused = [(each.entry, what) for each, what in found if isinstance(what, TikvBrError)]
+    # Whose own records were read: not those of other tools, nor those whose key is not here.
+    read = {what.entry.path for each, what in found if isinstance(what, ListedBackup) and what.entry is not each.entry}
+
+    def decide(others: Iterable[IndexEntry]) -> tuple[RetentionDecision, ...]:
+        reasons = reasons_to_keep(_candidates(present, others, include_foreign=include_foreign), policy)
+        return tuple(RetentionDecision(each, reasons.get(each.entry.id, ("foreign",))) for each in present)
+
+    others = {entry.id: entry for entry, _error in refused}
+    decisions = decide(others.values())
+    going = [each.listed.entry for each in decisions if not each.keep]
+    if removals or any(
+        entry.path not in read or (entry.backup_ts and entry.key_mode is KeyMode.RAW) for entry in going
+    ):
+        others |= {each.id: each for each in _unlisted(index, (each.entry for each in listed), read)}
+        decisions = decide(others.values())
     removed = {each.listed.entry.id for each in decisions if not each.keep}
-    parents = _parents(what if isinstance(what, ListedBackup) else each for each, what in found)
+    parents = _parents(
+        [*(what.entry if isinstance(what, ListedBackup) else each.entry for each, what in found), *others.values()]
+    )
     trusted = _trusted(listed, removals, {parent for child, parent in parents.items() if child not in removed})
-    going = {removal.id for removal in trusted}
+    unfinished = {removal.id for removal in trusted}
     return PrunePlan(
         decisions=decisions,
         interrupted_removals=tuple(trusted),
-        ghosts=tuple(each.entry for each, what in found if what is None and each.entry.id not in going),
-        refused=tuple((each.entry, what) for each, what in found if isinstance(what, TikvBrError)),
+        ghosts=tuple(each.entry for each, what in found if what is None and each.entry.id not in unfinished),
+        refused=tuple(refused),
     )
 
 
@@ -501,8 +551,12 @@ def execute(
     return failed
 
 
-def _candidates(present: Sequence[ListedBackup], *, include_foreign: bool) -> list[PruneCandidate]:
-    parents = _parents(present)
+def _candidates(
+    present: Sequence[ListedBackup], others: Iterable[IndexEntry], *, include_foreign: bool
+) -> list[PruneCandidate]:
+    """What retention decides on: the backups of the index, and ``others`` that are kept and push out none, for their parents."""
+    increments = [entry for entry in others if entry.parent]
+    parents = _parents([*(each.entry for each in present), *increments])
     return [
         PruneCandidate(
             id=each.entry.id,
@@ -513,20 +567,19 @@ def _candidates(present: Sequence[ListedBackup], *, include_foreign: bool) -> li
         )
         for each in present
         if include_foreign or not each.entry.is_foreign
-    ]
+    ] + [PruneCandidate(each.id, each.scope, finished_ms=0, parent=parents[each.id]) for each in increments]
 
 
-def _parents(every: Iterable[ListedBackup]) -> dict[str, str]:
+def _parents(entries: Sequence[IndexEntry]) -> dict[str, str]:
     """The id of the backup that each one continues, by id; ``""`` = none of them."""
-    entries = [each.entry for each in every]
     ids = {entry.path: entry.id for entry in entries}
-    return {entry.id: _parent_id(entry.parent.partition("?")[0].rstrip("/"), ids) for entry in entries}
+    return {entry.id: ids.get(_parent_path(entry, ids), "") for entry in entries}
 
 
-def _parent_id(url: str, ids: Mapping[str, str]) -> str:
-    """The id of the backup at a URL, ``""`` if it is not below the root.
+def _parent_path(entry: IndexEntry, paths: Iterable[str]) -> str:
+    """The one of the paths at which the backup is that an entry's continues, ``""`` if it is not below the root.
 
     By the end of the URL, as the root may have been copied from elsewhere. If that fits two, one backup is kept in vain.
     """
-    fitting = [path for path in ids if f"/{url}".endswith(f"/{path}")]
-    return ids[max(fitting, key=len)] if fitting else ""
+    url = entry.parent.partition("?")[0].rstrip("/")
+    return max((path for path in paths if f"/{url}".endswith(f"/{path}")), key=len, default="")

@@ -224,7 +224,8 @@ def delete_backup(flags: DeleteFlags, context: typer.Context) -> None:
 
     ask = None if flags.dry_run else confirmation("delete", yes=flags.yes)
     index, listed = flags.find(context)
-    prune.check_deletable(index, listed)
+    if not flags.yes or flags.dry_run:  # else `delete` does
+        prune.check_deletable(index, listed)
     entry = listed.entry
     what = f"backup {entry.id} at {entry.path} ({human_bytes(entry.backup_size)}, {show_time(entry.finished_ms)})"
     if ask is not None:

@@ -8,12 +8,14 @@ import os
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from tests.support.faulty_store import FaultyStore
 from tests.support.ledgers import begin_backup
+from tests.support.openssl import crypter
 from tests.unit.backupset.shelves import (
     DAY_MS,
     FIRST_MS,
@@ -27,7 +29,16 @@ from tests.unit.backupset.shelves import (
 from tikv_br import records
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index, entry_id, entry_name, entry_of_backup, pin_name, rebuild, removal_name
+from tikv_br.backupset.index import (
+    Index,
+    IndexEntry,
+    entry_id,
+    entry_name,
+    entry_of_backup,
+    pin_name,
+    rebuild,
+    removal_name,
+)
 from tikv_br.backupset.prune import (
     Policy,
     Removal,
@@ -44,6 +55,7 @@ from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupPathInUse,
+    CrypterMismatch,
     LeaseHeld,
     StorageNotRegular,
     StorageUnreachable,
@@ -52,6 +64,7 @@ from tikv_br.errors import (
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.local import TEMPORARY_PREFIX
 from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
 
 LAST = Policy(last=1)
 STEPS = 23
@@ -328,6 +341,105 @@ def test_parent_of_a_kept_backup_stays(index: Index) -> None:
     shelve(index, "other", 1)
     shelve(index, "next", 2, parent=index.root.location.child("full").redacted())
     assert prune(index) == {"other"}
+
+
+def forge_entry(index: Index, entry: IndexEntry, **changes: object) -> None:
+    """Have an entry say something else, in place of its own words or under another id."""
+    forged = replace(entry, **changes)  # type: ignore[arg-type]
+    index.root.delete(entry_name(entry.id))
+    index.root.put(entry_name(forged.id), records.dump(forged))
+
+
+FORGED: dict[str, dict[str, object] | None] = {
+    "lost": None,
+    "without a parent": {"parent": ""},
+    "with another parent": {"parent": "local:///elsewhere/other"},
+    "of another tool": {"engine": "go", "parent": ""},
+    "at another path": {"path": "other", "parent": ""},
+    "of another id": {"id": "f" * 16, "parent": ""},
+    "from the future": {"finished_ms": FIRST_MS + 10**12, "parent": ""},
+    "without a time": {"finished_ms": 0, "parent": "", "cluster_id": 9, "scope": "e" * 16},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_the_base_of_an_increment_stays_whatever_its_entry_says(index: Index, forged: str) -> None:
+    """By the increment's own manifest, wherever it lies below the root; to prune as to delete, and to finish a removal."""
+    root = index.root.location
+    base = shelve(index, "full", 0, backup_ts=5)
+    shelve(index, "new", 1, backup_ts=9)
+    child = shelve(index, "below/next", 2, backup_ts=6, since_ts=5, parent=root.child("full").redacted())
+    if (changes := FORGED[forged]) is None:
+        index.root.delete(entry_name(child.id))
+    else:
+        forge_entry(index, child, **changes)
+    index.root.delete("tikv-br-index/snapshot.json")
+    wanted = plan(index, LAST)
+    assert "full" not in {entry.path for entry in wanted.to_remove}
+    with pytest.raises(UsageError, match=f"{child.id} \\(below/next\\)"):
+        delete(index, index.find_path("full"))
+    index.root.put(removal_name(base.id), records.dump(Removal(base.id, "full", (), ())))
+    store = index.store_of("full")
+    store.put(layout.REMOVED, store.get(layout.META))
+    store.delete(layout.META)
+    before = everything(index)
+    assert plan(index, LAST).interrupted == []
+    execute(index, plan(index, LAST))
+    assert {name for name in before if name.startswith("full/")} <= set(everything(index))
+
+
+@pytest.mark.parametrize("hidden", ["one", "two", "one two"])
+def test_a_chain_with_hidden_links_is_kept_whole(index: Index, hidden: str) -> None:
+    """A link without an entry connects those that have one."""
+    place = index.root.location
+    shelve(index, "full", 0, backup_ts=5)
+    for day, (name, parent) in enumerate((("one", "full"), ("two", "one"), ("three", "two")), 1):
+        entry = shelve(index, name, day, backup_ts=5 + day, parent=place.child(parent).redacted())
+        if name in hidden:
+            index.root.delete(entry_name(entry.id))
+    assert prune(index) == set()
+    assert prune(index, Policy(daily=1)) == set()
+
+
+def test_a_damaged_increment_keeps_its_base_only_by_its_entry(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot be restored; an object that is in no index must not keep what prune would remove for ever."""
+    shelve(index, "full", 0, backup_ts=5)
+    child = shelve(index, "next", 1, backup_ts=6, parent=index.root.location.child("full").redacted())
+    shelve(index, "new", 2, backup_ts=9)
+    index.root.put("next/tikv-br/manifest.json", b"\0garbage")
+    assert plan(index, LAST).to_remove == []
+    index.root.delete(entry_name(child.id))
+    assert prune(index) == {"full"}
+    assert "ignored next, which is not in the index" in caplog.text
+
+
+def test_nothing_is_removed_beside_a_hidden_backup_of_another_key(tmp_path: Path) -> None:
+    """It may continue any backup; with its key, or with its entry, prune goes on. One in clear without timestamps has no increments."""
+    place = parse(str(tmp_path))
+    index, with_key = Index(open_store(place)), Index(open_store(replace(place, crypter=crypter("aes256-ctr"))))
+    shelve(index, "old", 0, backup_ts=5)
+    shelve(index, "new", 1, backup_ts=6)
+    entry = shelve(with_key, "other", 2, encryption="aes256-ctr", cluster_id=3)
+    index.root.delete(entry_name(entry.id))
+    index.write_snapshot([])
+    for refused in (partial(plan, index, LAST), partial(delete, index, index.find_path("old"))):
+        with pytest.raises(CrypterMismatch, match="what other continues") as error:
+            refused()
+        assert "list --rebuild" in error.value.hint
+    assert [each.path for each in plan(with_key, LAST).to_remove] == ["old"]
+    with_key.add(entry)
+    assert prune(index) == {"old"}
+
+
+def test_backups_without_timestamps_are_removed_without_a_listing(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of API V1: nothing can continue them."""
+    for day in range(3):
+        shelve(index, f"backup-{day}", day)
+    monkeypatch.setattr("tikv_br.backupset.prune.backups_below", None)
+    assert prune(index) == {"backup-0", "backup-1"}
+    delete(index, index.find_path("backup-2"))
 
 
 @pytest.mark.parametrize("victim", ["tikv-br/manifest.json", "backupmeta"])
