@@ -91,9 +91,10 @@ class SparkCluster:
         self._launch(name, "org.apache.spark.deploy.worker.Worker", *limits, self.master)
         self.workers.append(psutil.Process(self._processes[-1].pid))
 
-    def lose_worker(self) -> None:
-        """Kill the first worker, but not its executor."""
-        lost = self.workers.pop(0)
+    def lose_worker(self, pid: int) -> None:
+        """Kill a worker, but not its executors."""
+        (lost,) = (each for each in self.workers if each.pid == pid)
+        self.workers.remove(lost)
         lost.kill()
 
     def executors(self) -> list[psutil.Process]:
