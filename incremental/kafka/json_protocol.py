@@ -16,6 +16,7 @@ from tikv_br.incremental.kafka.messages import (
     DamagedMessage,
     Event,
     KafkaMessage,
+    KeyEncoding,
     MessageEncoding,
     ResolvedTs,
     UnencodableChange,
@@ -38,6 +39,7 @@ class JsonCodec(Codec):
 
     encoding: MessageEncoding = MessageEncoding.BASE64
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    key_encoding: KeyEncoding = KeyEncoding.SAME
 
     def encode(self, changes: Sequence[Change]) -> Iterator[KafkaMessage]:
         for change in changes:
@@ -70,13 +72,21 @@ class JsonCodec(Codec):
         if change.deleted:
             return KafkaMessage(change.key, None, _headers("delete", change.ts))
         expire_ts = b',"expire_ts":%d' % change.expire_ts if change.expire_ts else b""
-        value = b'{"op":"put","key":%b,"ts":%d%b,"value":%b}' % (
-            self._text(change.key, "key"),
+        value = b'{"op":"put",%b,"ts":%d%b,"value":%b}' % (
+            self._key_field(change.key),
             change.ts,
             expire_ts,
             self._value_text(change.value),
         )
         return KafkaMessage(change.key, value, _headers("put", change.ts, change.expire_ts))
+
+    def _key_field(self, key: bytes) -> bytes:
+        if self.key_encoding is KeyEncoding.SAME:
+            return b'"key":%b' % self._text(key, "key")
+        try:
+            return b'"key":%b' % json.dumps(key.decode(), ensure_ascii=False).encode()
+        except UnicodeDecodeError:  # another field, since base64 is text as well
+            return b'"key_base64":"%b"' % base64.b64encode(key)
 
     def _text(self, data: bytes, what: str) -> bytes:
         match self.encoding:
@@ -144,8 +154,9 @@ def _utf8(data: bytes, what: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
+        but = " without key-encoding=text" if what == "key" else ""
         raise UnencodableChange(
-            f"a {what} is not UTF-8, which encoding=utf8 and json require: {error.reason}"
+            f"a {what} is not UTF-8, which encoding=utf8 and json require{but}: {error.reason}"
         ) from None
 
 

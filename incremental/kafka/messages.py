@@ -47,6 +47,14 @@ class MessageEncoding(StrEnum):
     """Keys as text, values as embedded JSON."""
 
 
+class KeyEncoding(StrEnum):
+    """Encoding of keys in the protocol json, if it is not that of values."""
+
+    SAME = "same"
+    TEXT = "text"
+    """As text if the key is UTF-8, else in base64, in a field of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change of a key."""

@@ -12,7 +12,14 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from tikv_br.cluster.config import split_address
 from tikv_br.errors import UsageError
-from tikv_br.incremental.kafka.messages import MAX_BATCH_SIZE, MAX_MESSAGE_BYTES, KeyPrefix, MessageEncoding, Protocol
+from tikv_br.incremental.kafka.messages import (
+    MAX_BATCH_SIZE,
+    MAX_MESSAGE_BYTES,
+    KeyEncoding,
+    KeyPrefix,
+    MessageEncoding,
+    Protocol,
+)
 from tikv_br.storage.crypter import SecretText
 
 FORM = "kafka://HOST:PORT[,HOST:PORT]/TOPIC?protocol=open-protocol"
@@ -36,6 +43,8 @@ class KafkaUrl:
     protocol: Protocol = Protocol.OPEN
     encoding: MessageEncoding = MessageEncoding.BASE64
     """Encoding of the protocol json."""
+    key_encoding: KeyEncoding = KeyEncoding.SAME
+    """Encoding of keys in the protocol json. Readers need not know it: they take the Kafka key."""
     key_prefix: KeyPrefix = KeyPrefix.AUTO
     """Key prefix of open-protocol."""
     partition_num: int = 0
@@ -121,6 +130,8 @@ def _check(given: KafkaUrl) -> None:
     """Refuse parameters that contradict each other."""
     if given.encoding is not MessageEncoding.BASE64 and given.protocol is not Protocol.JSON:
         raise UsageError(f"encoding={given.encoding} requires protocol=json", hint="open-protocol always uses base64.")
+    if given.key_encoding is not KeyEncoding.SAME and given.protocol is not Protocol.JSON:
+        raise UsageError(f"key-encoding={given.key_encoding} requires protocol=json", hint="Leave it out.")
     if given.key_prefix is not KeyPrefix.AUTO and given.protocol is not Protocol.OPEN:
         raise UsageError(f"key-prefix={given.key_prefix} requires protocol=open-protocol", hint="Leave it out.")
     if bool(given.cert) != bool(given.key):
@@ -241,6 +252,7 @@ def _path(_name: str, text: str) -> str:
 _PARAMETERS: Mapping[str, Callable[[str, str], object]] = {
     "protocol": _protocol,
     "encoding": _one_of(MessageEncoding),
+    "key-encoding": _one_of(KeyEncoding),
     "key-prefix": _one_of(KeyPrefix),
     "partition-num": _number(1_000_000),
     "replication-factor": _number(32_767),

@@ -63,7 +63,7 @@ class _Delivery:
 def _codec(url: KafkaUrl, topic: Topic | None, keyspace_id: int) -> Codec:
     limit = url.max_message_bytes if topic is None else topic.max_message_bytes
     if url.protocol is Protocol.JSON:
-        return JsonCodec(url.encoding, limit)
+        return JsonCodec(url.encoding, limit, url.key_encoding)
     prefix = b"" if url.key_prefix is KeyPrefix.NONE else KeyCodec(ApiVersion.V2, keyspace_id).prefix
     return OpenCodec(limit, url.max_batch_size, prefix)
 

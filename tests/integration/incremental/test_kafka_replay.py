@@ -238,8 +238,11 @@ def test_the_target_has_what_is_complete_in_all_partitions(
     assert 80000 < ttl <= 86400
 
 
-def test_the_protocol_json_gives_the_same_rows(broker: KafkaBroker, target: LiveCluster, tmp_path: Path) -> None:
-    """Messages of the protocol json become rows, whatever bytes they have."""
+@pytest.mark.parametrize("parameters", ["protocol=json", "protocol=json&key-encoding=text"])
+def test_the_protocol_json_gives_the_same_rows(
+    broker: KafkaBroker, target: LiveCluster, tmp_path: Path, parameters: str
+) -> None:
+    """Messages of the protocol json become rows, whatever bytes they have, and in whatever form they have the key."""
     topic = Topic(broker, 2)
 
     def put(ts: int, key: bytes, value: bytes) -> None:
@@ -248,6 +251,10 @@ def test_the_protocol_json_gives_the_same_rows(broker: KafkaBroker, target: Live
         topic.send(key, message, topic.partition(key), op=b"put", ts=b"%d" % (T0 + ts))
 
     put(1, b"a\0", b"first")
+    text = b'{"op":"put","key":"d","ts":%d,"value":"ZA=="}' % (T0 + 1)
+    topic.send(b"d", text, topic.partition(b"d"), op=b"put", ts=b"%d" % (T0 + 1))
+    other = b'{"op":"put","key_base64":"/w==","ts":%d,"value":"ZQ=="}' % (T0 + 1)
+    topic.send(b"\xff", other, topic.partition(b"\xff"), op=b"put", ts=b"%d" % (T0 + 1))
     put(2, b"b", b"\xff")
     put(3, b"a\0", b"second")
     put(4, b"c", b"deleted")
@@ -256,9 +263,9 @@ def test_the_protocol_json_gives_the_same_rows(broker: KafkaBroker, target: Live
         topic.send(b"", b'{"op":"resolved","ts":%d}' % (T0 + 10), number)
     topic.flush()
 
-    replayed(options(topic, target, tmp_path, topic.url("protocol=json")))
+    replayed(options(topic, target, tmp_path, topic.url(parameters)))
 
-    assert contents(target) == {b"a\0": b"second", b"b": b"\xff"}
+    assert contents(target) == {b"a\0": b"second", b"b": b"\xff", b"d": b"d", b"\xff": b"e"}
 
 
 def test_repeats_are_ignored_wherever_they_come(broker: KafkaBroker, target: LiveCluster, tmp_path: Path) -> None:

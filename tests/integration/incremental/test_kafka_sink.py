@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import re
 import time
 import zlib
@@ -97,6 +98,20 @@ class TestKafkaSink(SinkSuite):
             first, last = [at for at, event in enumerate(mine) if event.key is None]
             assert (mine[first].ts, mine[last].ts, last) == (499, 600, len(mine) - 1)
             assert all(event.ts <= 499 for event in mine[:first])
+
+
+def test_keys_of_json_are_text_where_they_are_text(broker: KafkaBroker) -> None:
+    """A consumer with a JSON parser reads them; other keys, and the Kafka keys, have the same bytes as ever."""
+    topic = broker.create_topic(partitions=1)
+    keys = [b"user:1", "\u00e4\u20ac".encode(), b"\xff\x00"]
+    with open_sink(parse(address(broker, topic, "protocol=json", "key-encoding=text")), ANYWHERE) as sink:
+        sink.write(batch([Change(at, key, b"\xfe") for at, key in enumerate(keys, 1)]))
+    messages = broker.messages(topic)
+    assert [message.key() for message in messages] == keys
+    found = [json.loads(message.value() or b"") for message in messages]
+    assert [each.get("key") for each in found] == ["user:1", "\u00e4\u20ac", None]
+    assert [each.get("key_base64") for each in found] == [None, None, "/wA="]
+    assert {each["value"] for each in found} == {"/g=="}
 
 
 def test_partitions_of_json_are_those_of_librdkafka(broker: KafkaBroker) -> None:

@@ -17,6 +17,7 @@ from tikv_br.incremental.kafka.messages import (
     Codec,
     DamagedMessage,
     KafkaMessage,
+    KeyEncoding,
     MessageEncoding,
     ResolvedTs,
     UnencodableChange,
@@ -153,6 +154,32 @@ def test_json_brings_back_every_change(changes: list[Change], encoding: MessageE
     """Bytes of all kinds."""
     codec = JsonCodec(encoding)
     assert [event for message in codec.encode(changes) for event in codec.decode(message)] == changes
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value"), [(MessageEncoding.BASE64, '"eyJhIjoxfQ=="'), (MessageEncoding.JSON, '{"a":1}')]
+)
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [(b"user:1", '"key":"user:1"'), ('ä"\0'.encode(), '"key":"ä\\"\\u0000"'), (b"\xff\x00", '"key_base64":"/wA="')],
+)
+def test_keys_as_text_where_they_are_text(encoding: MessageEncoding, value: str, key: bytes, expected: str) -> None:
+    """A key that is not UTF-8 is in a field of its own, and does not end a sync that writes text."""
+    [message] = JsonCodec(encoding, key_encoding=KeyEncoding.TEXT).encode([Change(key, b'{"a":1}', 5)])
+    assert message.value is not None
+    assert message.value.decode() == f'{{"op":"put",{expected},"ts":5,"value":{value}}}'
+
+
+@given(st.binary() | st.text().map(str.encode), st.binary())
+def test_another_parser_finds_the_bytes_of_every_key(key: bytes, value: bytes) -> None:
+    """With keys as text, `json` alone gives back each key, as does a reader that does not know of it."""
+    [message] = JsonCodec(key_encoding=KeyEncoding.TEXT).encode([Change(key, value, 5)])
+    assert message.value is not None
+    fields = json.loads(message.value)
+    assert ("key" in fields) != ("key_base64" in fields)
+    assert (fields["key"].encode() if "key" in fields else base64.b64decode(fields["key_base64"])) == key
+    assert base64.b64decode(fields["value"]) == value
+    assert JsonCodec().decode(message) == [Change(key, value, 5)]
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 from tikv_br.environment import install_hint
 from tikv_br.errors import MachineUnfit, UsageError
 from tikv_br.incremental.kafka.client import client_config, kafka
-from tikv_br.incremental.kafka.messages import MessageEncoding, Protocol
+from tikv_br.incremental.kafka.messages import KeyEncoding, MessageEncoding, Protocol
 from tikv_br.incremental.kafka.url import KafkaUrl, parse
 from tikv_br.incremental.sinks.url import check_shared
 from tikv_br.incremental.sinks.url import parse as parse_sink
@@ -41,6 +41,10 @@ def test_defaults_are_those_of_tikv_cdc() -> None:
         ("kafka://h:9092/my.topic_-1/", {"topic": "my.topic_-1"}),
         (f"{BARE}?protocol=default", {"protocol": Protocol.OPEN}),
         (f"{BARE}?protocol=json&encoding=hex", {"protocol": Protocol.JSON, "encoding": MessageEncoding.HEX}),
+        (
+            f"{BARE}?protocol=json&encoding=json&key-encoding=text",
+            {"encoding": MessageEncoding.JSON, "key_encoding": KeyEncoding.TEXT},
+        ),
         (f"{BARE}?partition-num=7&replication-factor=3", {"partition_num": 7, "replication_factor": 3}),
         (f"{BARE}?max-message-bytes=1048576&max_batch_size=4", {"max_message_bytes": 1 << 20, "max_batch_size": 4}),
         (f"{BARE}?compression=ZSTD&kafka-client-id=me.1", {"compression": "zstd", "kafka_client_id": "me.1"}),
@@ -79,6 +83,8 @@ def test_reads_parameters(url: str, expected: dict[str, object]) -> None:
         (f"{BARE}?protocol=canal-json", "protocol=canal-json"),
         (f"{BARE}?protocol=json&encoding=rot13", "encoding=rot13"),
         (f"{BARE}?encoding=hex", "requires protocol=json"),
+        (f"{BARE}?protocol=json&key-encoding=utf8", "key-encoding=utf8"),
+        (f"{BARE}?key-encoding=text", "requires protocol=json"),
         (f"{BARE}?partition-num=0", "partition-num=0"),
         (f"{BARE}?partition-num=-1", "partition-num=-1"),
         (f"{BARE}?max-message-bytes=1MB", "max-message-bytes=1MB"),
