@@ -89,7 +89,7 @@ def check_cluster(context: BackupContext) -> None:
     options, info = context.options, context.info
     target = info.api_version if options.dst_api_version is None else options.dst_api_version
     require_conversion(info.api_version, target, options.allow_loss)
-    context.engine = choose_engine(options, info.api_version, target)
+    context.engine = choose_engine(options, info.api_version, target, info.stores)
     check_engine(context)
     if target is not info.api_version:
         context.cluster.require(versions.CONVERSION)

@@ -63,8 +63,8 @@ class RawBackupFlags(backup_flags.BackupFlags):
     )
     engine: Literal["auto", "store", "scan"] = flag(
         "auto",
-        "How data is read: store (TiKV stores write SSTs to the storage), scan (tikv-br scans and writes the files), or auto (store for "
-        "clusters of API V1TTL and V2, else scan; with --assume-no-ttl, store only from V2 to V2).",
+        "How data is read: store (TiKV stores write SSTs to the storage), scan (tikv-br scans and writes the files), or auto (store if a "
+        "scan would lose timestamps or expiry, or if the stores can write to a cloud storage themselves; else scan).",
         shared=True,
     )
     range: RangesFlags

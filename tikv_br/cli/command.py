@@ -18,7 +18,7 @@ import inspect
 import logging
 import re
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,8 @@ _PLACES = {"FILE", "DIR", "PATH", "URL"}
 Built = TypeVar("Built", bound="Flags")
 Options = TypeVar("Options")
 Function = TypeVar("Function", bound=Callable[..., None])
-apps: dict[str, typer.Typer] = {}
-"""The commands of the modules that are imported, by their first word."""
+_declared: dict[str, dict[str, Callable[[], TyperCommand]]] = {}
+"""What builds the commands of the modules that are imported, by their first and last word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,8 @@ def command(
         return lambda function: new(_renamed(old, function, former, path))
     words = tuple(path.split())
     epilog = f"\b\nExample:\n  tikv-br {path} {example}".rstrip()  # \b: do not wrap
-    app = apps.setdefault(words[0], typer.Typer(rich_markup_mode=None))
 
-    def register(function: Function) -> Function:
+    def make(function: Callable[..., None]) -> TyperCommand:
         flags, *others = inspect.signature(function, eval_str=True).parameters.values()
 
         @functools.wraps(function)
@@ -225,7 +224,12 @@ def command(
         keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
         run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in keywords}
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
         app.command(words[-1], cls=cls or Command, epilog=epilog, **attributes)(run)
+        return cast("TyperCommand", typer.main.get_command(app))
+
+    def register(function: Function) -> Function:
+        _declared.setdefault(words[0], {})[words[-1]] = functools.cache(functools.partial(make, function))
         return function
 
     return register
@@ -370,7 +374,6 @@ class Command(PlainValues, TyperCommand):
 
 GLOBAL_FLAGS = ("--output", "--config", "--log-level", "--log-file", "--log-format", "--quiet", "-q")
 """Flags of every command, which may also stand before it; all but the last two take a value."""
-_COMPLETION = ("install_completion", "show_completion")  # the root offers them; once is enough
 
 
 def split_leading(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -386,6 +389,31 @@ class Group(PlainValues, TyperGroup):
     """A group of commands."""
 
 
+class CommandTable(Mapping[str, TyperCommand]):
+    """The commands of a group by name. A lookup imports modules until one has the command, and builds only that: flags take longer to build than to import."""
+
+    def __init__(self, group: str, modules: Sequence[str]) -> None:
+        self._declared, self._modules = _declared.setdefault(group, {}), list(modules)
+
+    def __getitem__(self, name: str) -> TyperCommand:
+        if name not in self:
+            raise KeyError(name)
+        return self._declared[name]()
+
+    def __contains__(self, name: object) -> bool:
+        while name not in self._declared and str(name)[:1].isalpha() and self._modules:
+            importlib.import_module(self._modules.pop(0))
+        return name in self._declared
+
+    def __iter__(self) -> Iterator[str]:
+        while self._modules:
+            importlib.import_module(self._modules.pop(0))
+        return iter(self._declared)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
     """A command, or group of commands, of modules that are not imported yet; `help` is its line in the list of commands, below `panel`.
@@ -398,22 +426,21 @@ class LazyCommand:
     panel: str
 
     def load(self, name: str) -> TyperCommand | TyperGroup:
-        """Import the module and build its command."""
-        for each in self.modules:
-            importlib.import_module(each)
-        app = apps[name]
-        names = [each.name for each in app.registered_commands]
-        if names != [name]:
-            default = DefaultCommandGroup.default_command
-            short = f"`tikv-br {name}` with flags is short for `tikv-br {name} {default}`."
-            has_default = default in names
-            text = f"{self.help}\n\n{short}" if has_default else self.help
-            group = DefaultCommandGroup if has_default else Group
-            app.callback(cls=group, help=text, no_args_is_help=True)(lambda: None)
-        command = cast("TyperCommand | TyperGroup", typer.main.get_command(app))
-        command.name = name
-        command.params = [param for param in command.params if param.name not in _COMPLETION]
-        return command
+        """The command, or the group, whose commands are built by need."""
+        importlib.import_module(self.modules[0])
+        if list(_declared[name]) == [name]:
+            return _declared[name][name]()
+        table = CommandTable(name, self.modules)
+        default = DefaultCommandGroup.default_command
+        short = f"`tikv-br {name}` with flags is short for `tikv-br {name} {default}`."
+        has_default = default in table
+        text = f"{self.help}\n\n{short}" if has_default else self.help
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        app.callback(cls=DefaultCommandGroup if has_default else Group, help=text, no_args_is_help=True)(lambda: None)
+        group = cast("TyperGroup", typer.main.get_command(app))
+        group.name = name
+        group.commands = table  # type: ignore[assignment] # it is only read
+        return group
 
 
 class LazyGroup(Group):

@@ -19,8 +19,10 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.keyspaces import chosen_keyspace, keyspace_names, show_keyspace
 from tikv_br.cluster.regions import RegionColumns
+from tikv_br.cluster.topology import Store
 from tikv_br.cluster.txnkv import first_txn_key, has_transactions
-from tikv_br.dataflow.options import BackupOptions
+from tikv_br.cluster.versions import STORE_BACKUP, supports
+from tikv_br.dataflow.options import DEFAULT_FILE_BYTES, BackupOptions
 from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
@@ -29,6 +31,7 @@ from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.report.facts import counted
+from tikv_br.storage.credentials import unreachable_by_stores
 from tikv_br.tasks.executor import (
     DRIVER_THREADS,
     MIN_SPARK_BYTES,
@@ -294,14 +297,16 @@ class Engine:
         return cls(name, reason, executor, executor_reason, _slots(options, executor, only_sends_requests=False))
 
     def settle_executor(self, options: BackupOptions, plan: Sequence[Interval]) -> Engine:
-        """The engine with the executor that fits the plan, unless it was requested or is a Spark cluster."""
-        if options.executor != "auto" or self.executor == "spark":
+        """The engine with the executor that fits the plan, unless it was requested."""
+        if options.executor != "auto":
             return self
         size = sum(interval.size for interval in plan)
         if not self.stores_write_final_files:
             reason = f"estimated size {size >> 20:,} MiB; Spark pays off from {MIN_SPARK_BYTES >> 20:,} MiB"
             executor, reason = choose_and_explain(len(plan), size, reason)
-            return replace(self, executor=executor, executor_reason=reason)
+            here = executor == "driver" and options.concurrency is None and not is_local(options.spark_master)
+            slots = (os.cpu_count() or 1) if here else self.slots
+            return replace(self, executor=executor, executor_reason=reason, slots=slots)
         if options.rate_limit:  # speed does not matter then
             return replace(self, executor="driver", executor_reason="--ratelimit is exact in one process")
         tasks = "1 task" if len(plan) == 1 else f"{len(plan):,} tasks"
@@ -310,16 +315,22 @@ class Engine:
         return replace(self, executor=executor, executor_reason=reason)
 
 
-def choose_engine(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> Engine:
-    """Choose engine and executor; the conversion must have been checked before."""
-    name, reason = _choice(options, source, target)
-    unsupported = _unsupported_by_stores(options, source, target) if name == "store" else ""
-    if unsupported:
+def choose_engine(
+    options: BackupOptions, source: ApiVersion, target: ApiVersion, stores: Sequence[Store] = ()
+) -> Engine:
+    """Choose engine and executor (ADR 29); the conversion must have been checked before. ``stores``: those of the cluster.
+
+    Raises `StorageError` if the credentials of the storage, which stores would be sent, cannot be had.
+    """
+    unsupported = _unsupported_by_stores(options, source, target)
+    name, reason = _choice(options, source, target, stores, unsupported)
+    rewrites = name == "store" and bool(unsupported)
+    if rewrites:
         reason += f"; stores cannot write {unsupported}, so their files are rewritten"
-    only_sends_requests = name == "store" and not unsupported
-    executor, executor_reason = _executor(options, only_sends_requests=only_sends_requests)
+    only_sends_requests = name == "store" and not rewrites
+    executor, executor_reason = _executor(options)
     slots = _slots(options, executor, only_sends_requests=only_sends_requests)
-    return Engine(name, reason, executor, executor_reason, slots, bool(unsupported))
+    return Engine(name, reason, executor, executor_reason, slots, rewrites)
 
 
 def _unsupported_by_stores(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> str:
@@ -331,29 +342,50 @@ def _unsupported_by_stores(options: BackupOptions, source: ApiVersion, target: A
     return "uncompressed files" if options.compression is Compression.NONE else ""
 
 
-def _choice(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> tuple[Literal["scan", "store"], str]:
+def _choice(
+    options: BackupOptions, source: ApiVersion, target: ApiVersion, stores: Sequence[Store], unsupported: str
+) -> tuple[Literal["scan", "store"], str]:
+    """What a scan would lose comes first, then cost."""
     if options.key_mode is KeyMode.TXN:
         return "store", "only stores write transactional data"
     if options.engine != "auto":
         return options.engine, "requested with --engine"
-    if not source.has_ttl:
-        return "scan", "rows of API v1 have no timestamp or expiry to keep"
     if source is ApiVersion.V2 and target is ApiVersion.V2:
         return "store", "rows of API v2 keep their timestamps and expiry"
-    if options.assume_no_ttl:
-        return "scan", "--assume-no-ttl: no key has a TTL"
-    if target.has_ttl:
-        return "store", f"rows of API {source.label} keep their expiry"
-    return "store", f"stores know the TTLs of API {source.label} without a request per key"
+    if source.has_ttl and not options.assume_no_ttl:
+        if target.has_ttl:
+            return "store", f"rows of API {source.label} keep their expiry"
+        return "store", f"stores know the TTLs of API {source.label} without a request per key"
+    same = "rows of API v1 have no timestamp or expiry to keep"
+    if source.has_ttl:
+        same = "--assume-no-ttl: no key has a TTL"
+    if obstacle := _obstacle(options, stores, unsupported):
+        return "scan", f"{same}; {obstacle}"
+    return "store", f"{same}; stores write to {options.storage.scheme}, and no row passes through this machine"
 
 
-def _executor(options: BackupOptions, *, only_sends_requests: bool = False) -> tuple[ExecutorKind, str]:
+def _obstacle(options: BackupOptions, stores: Sequence[Store], unsupported: str) -> str:
+    """Why stores should not write files that a scan could write as well; empty if nothing is known of."""
+    if unsupported:
+        return f"stores cannot write {unsupported}"
+    if options.file_bytes != DEFAULT_FILE_BYTES:
+        return "stores ignore --file-size"
+    addresses = [each.address for each in stores]
+    if not options.cluster.skip_version_check:
+        old = [each.address for each in stores if not supports(each.version, STORE_BACKUP)]
+        if old:
+            return f"the store at {old[0]} is too old to write files"
+    unreachable = unreachable_by_stores(options.storage, addresses, send_credentials=options.send_credentials)
+    if not unreachable and options.storage.crypter.encrypts and options.cluster.tls.ca is None:
+        return "stores would be sent the encryption key in clear text, without TLS"
+    return unreachable
+
+
+def _executor(options: BackupOptions) -> tuple[ExecutorKind, str]:
     """The executor before there is a plan, and the reason; see `Engine.settle_executor`."""
     if options.executor != "auto":
         return options.executor, "requested with --executor"
-    if only_sends_requests or is_local(options.spark_master):
-        return "driver", "the plan decides"
-    return "spark", "--spark-master is a cluster"
+    return "driver", "the plan decides"
 
 
 def _slots(options: BackupOptions, executor: ExecutorKind, *, only_sends_requests: bool) -> int:

@@ -6,10 +6,11 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
@@ -304,13 +305,18 @@ def _azure_message(location: StorageLocation, *, send_credentials: bool) -> brpb
     return message
 
 
+def _gcs_key_file(options: GcsOptions) -> str:
+    """The only credentials of Google that stores can be sent; empty without one."""
+    return options.credentials_file or _variable(*_GCS_KEY_FILES, "GOOGLE_APPLICATION_CREDENTIALS")
+
+
 def _gcs_message(location: StorageLocation, *, send_credentials: bool) -> brpb_pb2.GCS:
     options = location.gcs
     message = brpb_pb2.GCS(
         endpoint=options.endpoint, bucket=location.bucket, prefix=location.path, storage_class=options.storage_class
     )
     if send_credentials:
-        path = options.credentials_file or _variable(*_GCS_KEY_FILES, "GOOGLE_APPLICATION_CREDENTIALS")
+        path = _gcs_key_file(options)
         if not path:
             raise StorageDenied(
                 "only a key file can be sent to the stores as GCS credentials, and there is none",
@@ -318,6 +324,38 @@ def _gcs_message(location: StorageLocation, *, send_credentials: bool) -> brpb_p
             )
         message.credentials_blob = _key_file(path).reveal()
     return message
+
+
+def unreachable_by_stores(location: StorageLocation, stores: Iterable[str], *, send_credentials: bool) -> str:
+    """Why stores with these addresses cannot be relied on to open ``location``; empty if nothing that is known here speaks against it.
+
+    Raises `StorageDenied` or `UsageError` if this process has no credentials.
+    """
+    if location.scheme == "local":
+        return "the storage is a directory of this machine"
+    endpoint = urlsplit(location.options.endpoint).hostname or ""
+    if _is_loopback(endpoint) and not all(_is_loopback(urlsplit(f"//{each}").hostname or "") for each in stores):
+        return f"stores on other machines cannot connect to {endpoint}"
+    if location.scheme == "s3" and location.s3.ca:
+        return "stores do not know the authorities of --s3.ca"
+    if not send_credentials:
+        return ""
+    if location.scheme == "s3":
+        temporary = bool(credential_source(location.s3)().session_token)
+        return "the credentials are temporary, and stores cannot renew them" if temporary else ""
+    if location.scheme == "azure":
+        azure = azure_credentials(location.azure)
+        has_key = bool(azure.key or azure.sas_token)
+    else:
+        has_key = bool(_gcs_key_file(location.gcs))
+    return "" if has_key else "the credentials are an identity of this machine, which cannot be sent to stores"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def strip_names(text: str, backend: brpb_pb2.StorageBackend, *files: str) -> str:

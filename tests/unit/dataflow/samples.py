@@ -11,4 +11,6 @@ from tikv_br.storage.url import StorageLocation
 
 def options(**changes: Any) -> BackupOptions:  # noqa: ANN401 - any field
     """Return options that differ from the defaults."""
-    return BackupOptions(ClusterConfig(("127.0.0.1:1",)), StorageLocation("local", "/backup"), **changes)
+    return BackupOptions(
+        **{"cluster": ClusterConfig(("127.0.0.1:1",)), "storage": StorageLocation("local", "/backup"), **changes}
+    )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.unit.dataflow.samples import options
 from tikv_br.backupset.files import FileKind
+from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.cluster.topology import Store, StoreState
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import CLUSTER_SLOTS, Interval, choose_engine
 from tikv_br.errors import SparkUnavailable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.formats.sst.compression import Compression
+from tikv_br.storage.crypter import Crypter, SecretText
+from tikv_br.storage.url import parse
 from tikv_br.tasks import session
 from tikv_br.tasks.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS
 
@@ -63,10 +69,93 @@ PARQUET = FileKind.PARQUET
 def test_auto_takes_the_stores_where_something_would_be_lost(
     source: ApiVersion, target: ApiVersion, changes: dict[str, Any], name: str, reason: str
 ) -> None:
-    """The rule depends on the API versions and the flags alone, and a flag beats the rule."""
+    """To a directory: what a scan would lose decides, and a flag beats the rule."""
     engine = choose_engine(options(**changes), source, target)
     assert engine.name == name
     assert reason in engine.reason
+
+
+KEY = ("access-key=a", "secret-access-key=b")
+AZURE_KEY = "azure://box/p?account-name=acc&account-key=a2V5"
+
+
+def cloud(url: str, **changes: Any) -> BackupOptions:  # noqa: ANN401 - any field
+    """Options of a backup to a storage URL; S3 gets keys."""
+    query = "&".join(KEY)
+    place = url if not url.startswith("s3:") else f"{url}{'&' if '?' in url else '?'}{query}"
+    return options(**{"storage": parse(place), **changes})
+
+
+def store_at(address: str, version: str = "8.5.7") -> Store:
+    """A store that PD knows."""
+    return Store(1, address, "", StoreState.UP, version)
+
+
+@pytest.mark.parametrize(
+    ("url", "source", "target", "changes", "name", "reason"),
+    [
+        ("s3://box/p", V1, V1, {}, "store", "stores write to s3, and no row passes"),
+        ("s3://box/p", V1, V2, {}, "store", "stores write to s3, and no row passes"),
+        (AZURE_KEY, V1, V2, {}, "store", "stores write to azure"),
+        ("gcs://box/p?credentials-file=/key.json", V1, V2, {}, "store", "stores write to gcs"),
+        ("s3://box/p", V1TTL, V2, {"assume_no_ttl": True}, "store", "no key has a TTL; stores write"),
+        ("s3://box/p", V2, V2, {}, "store", "timestamps"),
+        ("s3://box/p", V1TTL, V1TTL, {}, "store", "keep their expiry"),
+        ("s3://box/p", V1, V1TTL, {}, "scan", "stores cannot write API v1ttl"),
+        ("s3://box/p", V1, V2, {"file_kind": PARQUET}, "scan", "stores cannot write Parquet"),
+        ("s3://box/p", V1, V2, {"compression": Compression.NONE}, "scan", "stores cannot write uncompressed"),
+        ("s3://box/p", V1, V2, {"file_bytes": 1 << 20}, "scan", "--file-size"),
+        ("s3://box/p", V1, V2, {"engine": "scan"}, "scan", "requested"),
+        ("s3://box/p?session-token=t", V1, V2, {}, "scan", "temporary"),
+        ("s3://box/p?session-token=t", V1, V2, {"send_credentials": False}, "store", "stores write to s3"),
+        ("azure://box/p?account-name=acc", V1, V2, {}, "scan", "an identity of this machine"),
+        ("azure://box/p?account-name=acc", V1, V2, {"send_credentials": False}, "store", "stores write to azure"),
+        ("gcs://box/p", V1, V2, {}, "scan", "an identity of this machine"),
+        ("gcs://box/p", V1, V2, {"send_credentials": False}, "store", "stores write to gcs"),
+        ("s3://box/p?endpoint=http://127.0.0.1:9000", V1, V2, {}, "scan", "cannot connect to 127.0.0.1"),
+        ("s3://box/p?endpoint=http://localhost:9000", V1, V2, {}, "scan", "cannot connect to localhost"),
+        ("s3://box/p?endpoint=http://[::1]:9000", V1, V2, {}, "scan", "cannot connect to ::1"),
+        ("s3://box/p?endpoint=http://10.0.1.9:9000", V1, V2, {}, "store", "stores write to s3"),
+    ],
+)
+def test_auto_takes_the_stores_where_they_reach_the_storage(
+    url: str,
+    source: ApiVersion,
+    target: ApiVersion,
+    changes: dict[str, Any],
+    name: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a loss either way cost decides: stores write to a cloud that they can be expected to open, else a scan does."""
+    for variable in [each for each in os.environ if each.startswith(("AWS_", "AZURE_", "GOOGLE_", "SERVICE_ACCOUNT"))]:
+        monkeypatch.delenv(variable)
+    engine = choose_engine(cloud(url, **changes), source, target, [store_at("10.0.1.7:20160")])
+    assert engine.name == name
+    assert reason in engine.reason
+    assert not engine.rewrites_files
+
+
+def test_an_endpoint_of_this_machine_is_reached_by_its_stores() -> None:
+    """A server on loopback serves stores that listen there, too, and no others."""
+    wanted = cloud("s3://box/p?endpoint=http://127.0.0.1:9000")
+    here, away = store_at("127.0.0.1:20160"), store_at("tikv-1.example:20160")
+    assert [choose_engine(wanted, V1, V2, stores).name for stores in ([here], [here, away])] == ["store", "scan"]
+
+
+def test_a_scan_reads_stores_that_are_too_old_to_write_files() -> None:
+    """`auto` does not choose what is then refused."""
+    old = choose_engine(cloud("s3://box/p"), V1, V1, [store_at("10.0.1.7:20160", "6.0.0")])
+    assert (old.name, "10.0.1.7:20160 is too old" in old.reason) == ("scan", True)
+
+
+def test_a_key_is_not_sent_in_clear_by_choice() -> None:
+    """Files that are encrypted are written by stores only over TLS, unless that is requested."""
+    secret = Crypter("aes256-ctr", SecretText("00" * 32))
+    place = replace(cloud("s3://box/p").storage, crypter=secret)
+    plain = options(storage=place)
+    over_tls = replace(plain, cluster=replace(plain.cluster, tls=TlsFiles(ca="/ca.pem")))
+    assert [choose_engine(each, V1, V2).name for each in (plain, over_tls)] == ["scan", "store"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +190,11 @@ CLUSTER = "spark://host:7077"
         ({"engine": "scan"}, MIN_SPARK_BYTES, 3, "spark", "estimated size 4,09"),
         ({"engine": "scan", "executor": "driver"}, MIN_SPARK_BYTES, 3, "driver", "requested"),
         ({"engine": "scan", "executor": "spark"}, 0, 3, "spark", "requested"),
-        ({"engine": "scan", "spark_master": CLUSTER}, 0, 3, "spark", "cluster"),
+        ({"engine": "scan", "spark_master": CLUSTER}, MIN_SPARK_BYTES - 1, 3, "driver", "estimated size 4,09"),
+        ({"engine": "scan", "spark_master": CLUSTER}, MIN_SPARK_BYTES, 3, "spark", "estimated size 4,09"),
+        ({"engine": "scan", "spark_master": CLUSTER, "executor": "spark"}, 0, 3, "spark", "requested"),
+        ({"engine": "store", "spark_master": CLUSTER}, MIN_SPARK_BYTES, 3, "driver", "of 3 tasks"),
+        ({"engine": "store", "spark_master": CLUSTER}, 0, MIN_SPARK_TASKS, "spark", "of 4,000 tasks"),
         ({"engine": "store"}, MIN_SPARK_BYTES, 3, "driver", "of 3 tasks; Spark pays off from 4,000"),
         ({"engine": "store"}, 0, MIN_SPARK_TASKS + 812, "spark", "of 4,812 tasks; Spark pays off from 4,000"),
         ({"engine": "store", "rate_limit": 1}, 0, MIN_SPARK_TASKS, "driver", "--ratelimit"),
@@ -112,7 +205,7 @@ CLUSTER = "spark://host:7077"
 def test_the_plan_decides_on_the_executor(
     changes: dict[str, Any], size: int, tasks: int, executor: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark for many bytes that pass through tasks, for very many tasks, and if it was requested."""
+    """Spark, on this machine or a cluster, for many bytes that pass through tasks, for very many tasks, and if it was requested."""
     monkeypatch.setattr(session, "check_java", lambda: None)
     plan = [Interval(EVERY_KEY, size if not number else 0, 1) for number in range(tasks)]
     wanted = options(**changes)
@@ -134,6 +227,16 @@ def test_the_reason_says_that_spark_cannot_start(
     wanted = options(engine=engine)
     settled = choose_engine(wanted, V1, V1).settle_executor(wanted, [Interval(EVERY_KEY, size, 1)] * tasks)
     assert (settled.executor, settled.executor_reason) == ("driver", "Spark cannot start: Java not found")
+
+
+@pytest.mark.parametrize(("size", "slots"), [(MIN_SPARK_BYTES - 1, os.cpu_count()), (MIN_SPARK_BYTES, CLUSTER_SLOTS)])
+def test_a_cluster_that_is_not_used_does_not_size_the_threads(
+    size: int, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan for the slots of a Spark cluster that stays on this machine runs on as many threads as it has processors."""
+    monkeypatch.setattr(session, "check_java", lambda: None)
+    wanted = options(engine="scan", spark_master=CLUSTER)
+    assert choose_engine(wanted, V1, V1).settle_executor(wanted, [Interval(EVERY_KEY, size, 1)]).slots == slots
 
 
 @pytest.mark.parametrize(
