@@ -12,14 +12,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tikv_br.cluster import versions
 from tikv_br.cluster.channel import run_in_worker_thread
 from tikv_br.cluster.clock import ClusterClock
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.ingests import Ingests
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import PdHttp, free_space
@@ -38,6 +36,10 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.limits import ENTRY_OVERHEAD, RowLimits
 from tikv_br.progress_events import Event, Notice, Reporter, silent
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.etcd import Etcd
+    from tikv_br.cluster.ingests import Ingests
 
 _KEY = KeyCodec(ApiVersion.V2).rpc_key(b"")
 """The first key of the default keyspace; it need not exist."""
@@ -136,11 +138,15 @@ class Cluster:
     @functools.cached_property
     def ingests(self) -> Ingests:
         """The announcements of ingests in PD's etcd."""
+        from tikv_br.cluster.ingests import Ingests  # late: most commands have none
+
         return Ingests(self.pd_etcd, self.cluster_id)
 
     @functools.cached_property
     def watched_ingests(self) -> Ingests:
         """As `ingests`, but without retries, for readers that poll."""
+        from tikv_br.cluster.ingests import Ingests  # late, as above
+
         return Ingests(self._open_pd_etcd(retry_budget=0.0), self.cluster_id)
 
     @functools.cached_property
@@ -149,6 +155,8 @@ class Cluster:
         return self._open_pd_etcd(self.config.retry_budget)
 
     def _open_pd_etcd(self, retry_budget: float) -> Etcd:
+        from tikv_br.cluster.etcd import Etcd  # late, as above
+
         etcd = Etcd(self.pd.connection.addresses, self.config.tls, request_timeout=2.0, retry_budget=retry_budget)
         self._etcd.append(etcd)
         return etcd

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 from tikv_br import cancellation
 from tikv_br.cancellation import BackgroundWork
-from tikv_br.cluster.ingest_announcer import kept_until
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
 from tikv_br.errors import SafePointError, TikvBrError, UsageError
 
@@ -218,6 +217,8 @@ def choose_backup_ts(cluster: Cluster, safe_interval: float) -> int:
     It is not before the end of an ingest whose rows keep older timestamps: what is read from now on has these rows.
     Raises `ClusterError`; `UsageError` for an interval that reaches before the epoch.
     """
+    from tikv_br.cluster.ingest_announcer import kept_until  # late: only clusters of V2 have timestamps to choose
+
     now = cluster.pd.tso()
     cluster.flush_timestamps()
     backup_ts = minus_seconds(now, safe_interval)
