@@ -12,7 +12,10 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,25 +38,37 @@ class Took(NamedTuple):
     """The most memory that its process has held."""
 
 
-def timed(*arguments: str, tree: str = "") -> Took:
-    """Run a command, which must succeed, from its start to its end; with ``tree``, that of another work tree."""
+def timed(
+    *arguments: str, tree: str = "", program: str = PROGRAM, on_line: Callable[[bytes], None] = lambda _line: None
+) -> Took:
+    """Run a command, which must succeed, from its start to its end; with ``tree``, that of another work tree.
+
+    ``on_line`` gets each line of its output as it comes.
+    """
     variables = environment(**_compiled(), **({"PYTHONPATH": tree} if tree else {}))
     before, began = _children_cpu(), time.perf_counter()
     with subprocess.Popen(
-        [PROGRAM, *arguments],
+        [program, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=variables,
         cwd="/",
     ) as process:
+        alarm = threading.Timer(TOO_LONG, process.kill)
+        alarm.start()
+        said: deque[bytes] = deque(maxlen=50)
         try:
             with MemoryWatch(process.pid) as memory:
-                said, _ = process.communicate(timeout=TOO_LONG)
+                for line in process.stdout or ():
+                    said.append(line)
+                    on_line(line)
+                process.wait()
         finally:
+            alarm.cancel()
             process.kill()
     if process.returncode:
-        raise SystemExit(f"{arguments}: exit code {process.returncode}\n{said.decode()}")
+        raise SystemExit(f"{[program, *arguments]}: exit code {process.returncode}\n{b''.join(said).decode()}")
     return Took(time.perf_counter() - began, _children_cpu() - before, memory.peak_mib)
 
 
