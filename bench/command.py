@@ -24,6 +24,7 @@ from tests.support.background import Background
 from tests.support.tools import CACHE
 
 TOO_LONG = 1800
+TIKV_BR = str(PROGRAM)
 _MODULES = "tikv_br.cli.main, tikv_br.cli.backup_cmd, tikv_br.cli.restore_cmd, tikv_br.backup.run, tikv_br.restore.run"
 
 
@@ -39,7 +40,7 @@ class Took(NamedTuple):
 
 
 def timed(
-    *arguments: str, tree: str = "", program: str = PROGRAM, on_line: Callable[[bytes], None] = lambda _line: None
+    *arguments: str, tree: str = "", program: str = TIKV_BR, on_line: Callable[[bytes], None] = lambda _line: None
 ) -> Took:
     """Run a command, which must succeed, from its start to its end; with ``tree``, that of another work tree.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench.command import PROGRAM, TOO_LONG, timed
+from bench.command import TIKV_BR, TOO_LONG, timed
 from bench.harness import Figure, Scale, Spread, paired
 from tests.e2e.command import succeed
 from tests.support import real_servers
@@ -52,7 +52,7 @@ class Run:
 class Subject:
     """A program that does the work of a command."""
 
-    program: str = PROGRAM
+    program: str = TIKV_BR
     tree: str = ""
     """The work tree, if it is not this one."""
     flags: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ def _run(cluster: LiveCluster, arguments: tuple[str, ...], place: Path, subject:
         elif said["name"] in began and "seconds" in said:
             run.steps[said["name"]] = max(said["seconds"] - (busy() - began[said["name"]]), 0.0)
 
-    ours = ("--output", "json") if subject.program == PROGRAM else ()
+    ours = ("--output", "json") if subject.program == TIKV_BR else ()
     took = timed(*arguments, *subject.flags, *ours, tree=subject.tree, program=subject.program, on_line=on_line)
     run.wall, run.cpu, run.busy = took.wall, took.cpu, busy()
     return run
