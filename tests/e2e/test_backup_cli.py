@@ -15,7 +15,7 @@ from tests.e2e.backup_command import ROWS, check_refusal, files_at, lines, noisy
 from tests.e2e.command import PROGRAM, environment, succeed
 from tests.integration.s3_servers import moto_server
 from tests.support.certificates import Authority
-from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster, make_keyspaces
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.errors import (
     ClusterTlsError,
@@ -48,6 +48,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 def v2_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """Run a V2 cluster."""
     with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=1) as cluster:
+        make_keyspaces(cluster, OTHER_KEYSPACE)
         yield cluster
 
 

@@ -136,13 +136,15 @@ def test_the_default_name(group: Group, source: LiveCluster) -> None:
 def test_another_address_but_no_other_sink(group: Group, source: LiveCluster, target: LiveCluster) -> None:
     """The sink of a changefeed may move to another address; what is another keyspace or cluster there is refused."""
     there = f"tikv://{target.pd}"
+    for live in (source, target):
+        live.create_keyspace("ks7")
     group("changefeed", "create", "--id", "moving", "--sink", there, "--start-ts", "now")
     group("changefeed", "pause", "moving")
     assert (
         group("changefeed", "update", "moving", "--sink", f"{there},127.0.0.1:1").last["sink"] == f"{there},127.0.0.1:1"
     )
-    group("changefeed", "update", "moving", "--sink", f"{there}?keyspace=7", code=71)
-    group("changefeed", "update", "moving", "--sink", f"tikv://{source.pd}?keyspace=7", code=71)
+    group("changefeed", "update", "moving", "--sink", f"{there}?keyspace=ks7", code=71)
+    group("changefeed", "update", "moving", "--sink", f"tikv://{source.pd}?keyspace=ks7", code=71)
     assert group("changefeed", "query", "moving").lines[0]["sink"] == f"{there},127.0.0.1:1"
     group("changefeed", "remove", "moving")
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.browser import Page
 from tests.support.documented import assert_documented
 from tests.support.listener import Listener, listening
-from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster, make_keyspaces
 from tests.support.logs import write_log
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cli.main import run as tikv_br
@@ -38,6 +38,7 @@ PLOTS = "[...document.querySelectorAll('svg[data-plot]')].map(plot => plot.datas
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A V2 cluster that holds `ROWS`, in two regions."""
     with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V2, stores=1) as live:
+        make_keyspaces(live, SCRATCH)
         live.raw().batch_put(ROWS)
         codec = live.raw().codec
         live.split(codec.bound(codec.rpc_key(b"row0100")))
@@ -48,6 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 def recovery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """An empty V2 cluster."""
     with live_cluster(tmp_path_factory.mktemp("recovery"), ApiVersion.V2, stores=1) as live:
+        make_keyspaces(live, SCRATCH)
         yield live
 
 

@@ -23,7 +23,7 @@ from tests.interop.line_client import TxnLineClient
 from tests.support.etcd import find as find_etcd
 from tests.support.etcd import real_etcd
 from tests.support.juicefs import JuiceFs
-from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster, make_keyspaces
 from tests.support.tools import ROOT, find_tool
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive
@@ -159,6 +159,8 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveClu
         live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V2, stores=1, resolved_ts_interval=0.1) as source,
         live_cluster(tmp_path_factory.mktemp("target"), ApiVersion.V2, stores=1) as target,
     ):
+        for live in (source, target):
+            make_keyspaces(live, 12)
         yield source, target
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.s3_servers import SECRET_KEY, versitygw_server
 from tests.support.documented import checked
-from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster, make_keyspaces
 from tests.support.program import run_program
 from tikv_br import errors
 from tikv_br.cluster.pb import brpb_pb2
@@ -175,6 +175,7 @@ def test_wrong_input_has_its_own_exit_code(
 @pytest.mark.core("restore")
 def test_a_part_moves_to_another_keyspace(v1: LiveCluster, v2: LiveCluster, tmp_path: Path) -> None:
     """The plan comes first, in full; the restore moves the keys of a prefix to another one, in another keyspace."""
+    make_keyspaces(v2, 9)
     place = ["-s", f"local://{tmp_path / 'moving'}"]
     made = tikv_br("backup", "raw", "-u", v1.pd, *place, "--dst-api-version", "v2", "--executor", "driver")
     assert made.returncode == 0, made.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import succeed, tikv_br
-from tests.support.live_cluster import live_cluster
+from tests.support.live_cluster import live_cluster, make_keyspaces
 from tests.support.live_txn_backups import delete_range, read_rows, write_rows
 from tests.support.tools import GOLDEN_BACKUPS
 from tests.support.txn_backups import make_backup, recorded_rows
@@ -30,6 +30,7 @@ def test_restores_by_the_command_line(backup: str, golden: Path, tmp_path: Path)
     """In place with new and with kept timestamps, a part into another keyspace, and nothing in a dry run."""
     rows = {key[4:]: value for key, value in recorded_rows(golden / "txn" / "v2" / "full")}
     with live_cluster(tmp_path / "cluster", ApiVersion.V2, stores=1) as live:
+        make_keyspaces(live, 9)
         to = ("--pd", live.pd, *DRIVER)
         planned = succeed("restore", "txn", backup, *to, "--dry-run").lines
         assert {line["message_type"] for line in planned} >= {"plan", "summary"}

@@ -66,6 +66,7 @@ def scanned(raw: RawClient, start: bytes = b"", end: bytes = b"", page_rows: int
     return found
 
 
+@pytest.mark.emulator_only("the version of a recording")
 def test_the_cluster_says_what_it_is(any_version: LiveCluster) -> None:
     """Id, version, API version and stores come from PD and the stores' own configuration."""
     info = any_version.cluster.info()

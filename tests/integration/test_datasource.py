@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster, make_keyspaces
 from tests.support.openssl import KEYS, crypter
 from tests.support.ports import reserved_ports
 from tests.support.tools import ROOT
@@ -64,6 +64,7 @@ def spark() -> Iterator[SparkSession]:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A V2 cluster with rows in a keyspace of four regions, and other rows in the default keyspace."""
     with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=2) as live:
+        make_keyspaces(live, 11)
         raw = live.raw(KEYSPACE)
         raw.batch_put(ROWS)
         live.raw().batch_put({b"user0001": b"of another keyspace"})

@@ -26,7 +26,7 @@ from tikv_br.gc.worker import resolve_locks, run_round
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A playground with regions between the names."""
     with live_cluster(tmp_path_factory.mktemp("locks"), request.param, stores=2) as live:
-        prefix = prefix_of(live, 1)
+        prefix = prefix_of(live, "ks1")
         live.split(*(encode(prefix + name) for name in NAMES[5::10]))
         yield live
 
@@ -34,7 +34,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def txns(shared: LiveCluster) -> Iterator[Txns]:
     """Transactions without rows and locks before, in keyspace 1."""
-    made = Txns(shared, prefix_of(shared, 1))
+    made = Txns(shared, prefix_of(shared, "ks1"))
     yield made
     for name in NAMES:
         request = kv.DeleteRangeRequest(start_key=made.key(name), end_key=made.key(name) + b"\0")

@@ -29,7 +29,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 def txns(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Txns]:
     """An empty playground."""
     with live_cluster(tmp_path, request.param, stores=2) as live:
-        yield Txns(live, prefix_of(live, 1))
+        yield Txns(live, prefix_of(live, "ks1"))
 
 
 def expected(rows: Mapping[bytes, bytes], prefix: bytes) -> Checksum:

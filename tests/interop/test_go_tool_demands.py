@@ -291,9 +291,9 @@ def test_another_keyspace_is_refused_aloud(
     sources: dict[ApiVersion, LiveCluster], golden: Path, tmp_path: Path
 ) -> None:
     """The tool knows one keyspace; it refuses ours with the stores' own error, and is not misled."""
-    sources[V2].raw(4242).batch_put(rows())
+    sources[V2].raw(sources[V2].create_keyspace("ks4242")).batch_put(rows())
     place = StorageLocation("local", str(tmp_path / "backup"))
-    write(sources[V2], place, keyspaces=("4242",))
+    write(sources[V2], place, keyspaces=("ks4242",))
     ours = unmet_demands(Directory.local(tmp_path / "backup"), V2)
     theirs = unmet_demands(golden_backup(golden, "v2_ks4242_rpc"), V2)
     assert ours[0] == theirs[0] == "no raw range: no backup data in the range"

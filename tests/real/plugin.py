@@ -1,15 +1,17 @@
 """``pytest -p tests.real.plugin``: run the tests that run on both kinds of clusters, and end with a table of them by feature.
 
-tests/real/expected.toml says which folders belong to which feature, and how many tests of each run at least. If all were collected and
-there are fewer, nothing runs. ``TIKV_BR_REAL_TABLE`` names a file for the table; otherwise it is only printed.
+tests/real/expected.toml says which folders belong to which feature, and how many tests of each run. If all were collected and the numbers
+are others, nothing runs; ``--collect-only --count-tests`` writes them to the file. ``TIKV_BR_REAL_TABLE`` names a file for the table; otherwise
+it is only printed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,12 @@ class Features:
     """The features of expected.toml. A test belongs to that with the longest of the paths that it is below."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
+        needed = {name: each["needs"] for name, each in content.items() if "needs" in each}
+        self.unasked = {
+            name: f"{variable} is not set" for name, variable in needed.items() if variable not in os.environ
+        }
         self.expected = {name: int(each["tests"]) for name, each in content.items()}
         self._of_path = {path: name for name, each in content.items() for path in each["paths"]}
-        self.without = [name for name, each in content.items() if not each["paths"]]
 
     def of(self, nodeid: str) -> str | None:
         """The feature of a test; None: it is in no list."""
@@ -48,7 +53,6 @@ class _Run:
         self.features = load()
         self.selected: Counter[str] = Counter()
         self.refused: dict[str, Counter[str]] = {}
-        self.of_item: dict[str, str] = {}
         self.outcomes: dict[str, str] = {}
 
     def table(self) -> Iterator[str]:
@@ -60,7 +64,7 @@ class _Run:
         yield "|---|---|---|---|---|---|"
         totals: Counter[str] = Counter()
         for feature in self.features.expected:
-            counts = Counter(outcome for item, outcome in self.outcomes.items() if self.of_item.get(item) == feature)
+            counts = Counter(outcome for item, outcome in self.outcomes.items() if self.features.of(item) == feature)
             why = self.refused.get(feature, Counter())
             counts["impossible"] = why.total()
             totals += counts
@@ -73,12 +77,30 @@ class _Run:
         yield (f"| all | {totals['passed']} | {totals['failed']} | {totals['skipped']} | {totals['impossible']} | |")
 
 
+class _Outcomes:
+    def __init__(self, outcomes: dict[str, str]) -> None:
+        self._outcomes = outcomes
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how a test ended, here or in a worker."""
+        if report.failed:
+            self._outcomes[report.nodeid] = "failed"
+        elif report.skipped or report.when == "call":
+            self._outcomes.setdefault(report.nodeid, report.outcome)
+
+
 _RUN = pytest.StashKey[_Run]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer to write the numbers."""
+    parser.addoption("--count-tests", action="store_true", help=f"write the numbers of tests to {EXPECTED.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what the table needs."""
     config.stash[_RUN] = _Run()
+    config.pluginmanager.register(_Outcomes(config.stash[_RUN].outcomes))
 
 
 @pytest.hookimpl(trylast=True)
@@ -92,19 +114,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid} has no feature: add its file to {EXPECTED.relative_to(ROOT)}")
         if feature is not None and found.clusters and not found.reasons:
             run.selected[feature] += 1
-            run.of_item[item.nodeid] = feature
-            kept.append(item)
-            continue
+            if feature not in run.features.unasked:
+                kept.append(item)
+                continue
         others.append(item)
         if feature is not None and found.clusters:
-            run.refused.setdefault(feature, Counter()).update(found.reasons)
+            reasons = found.reasons or {run.features.unasked[feature]}
+            run.refused.setdefault(feature, Counter())[", ".join(sorted(reasons))] += 1
     items[:] = kept
     config.hook.pytest_deselected(items=others)
-    if _is_whole(config.args):
+    if config.option.count_tests:
+        _write(run.selected)
+    elif _is_whole(config.args):
         wrong = dict(_differences(run.features.expected, run.selected))
         if wrong:
             raise pytest.UsageError(
-                f"tests that run on both kinds of clusters are too few (expected, found): {wrong}. If that is meant, change {EXPECTED.name}"
+                f"tests that run on both kinds of clusters (expected, found): {wrong}. If that is meant, add --collect-only --count-tests"
             )
 
 
@@ -122,20 +147,16 @@ def _is_whole(arguments: Iterable[str]) -> bool:
 
 def _differences(expected: Mapping[str, int], found: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, int]]]:
     for feature in expected:
-        if expected[feature] > found.get(feature, 0):
+        if expected[feature] != found.get(feature, 0):
             yield feature, (expected[feature], found.get(feature, 0))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note how a test ended."""
-    report = yield
-    outcomes = item.config.stash[_RUN].outcomes
-    if report.failed:
-        outcomes[item.nodeid] = "failed"
-    elif report.skipped or report.when == "call":
-        outcomes.setdefault(item.nodeid, report.outcome)
-    return report
+def _write(found: Mapping[str, int]) -> None:
+    parts = re.split(r'(?m)^\["(.+)"\]$', EXPECTED.read_text())
+    for at in range(1, len(parts), 2):
+        parts[at + 1] = re.sub(r"(?m)^tests = \d+$", f"tests = {found.get(parts[at], 0)}", parts[at + 1])
+        parts[at] = f'["{parts[at]}"]'
+    EXPECTED.write_text("".join(parts))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -41,6 +41,9 @@ def main(arguments: list[str]) -> None:
     else:
         flags = {word.partition("=")[0].removeprefix("--"): word.partition("=")[2] for word in words}
         config = tomllib.loads(Path(flags["config"]).read_text())
+        if "config-check" in flags:
+            sys.stdout.write("config check successful\n")
+            return
         Path(flags["data-dir"]).mkdir(exist_ok=True)
         (_pd if kind == "pd" else _tikv)(flags, config)
 

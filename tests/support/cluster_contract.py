@@ -23,6 +23,8 @@ class ClusterContract(Protocol):
     - ``regions``: split so often by first byte,
     - ``tls``: certificates of all servers, as `TlsSettings`,
     - ``resolved_ts_interval``, ``election_timeout``, ``ts_ahead``: at most so many seconds; real servers have a least value,
+    - ``disconnect_delay``: after so many seconds PD calls a dead store Disconnected; a real one after 20,
+    - ``keyspaces``: names of keyspaces, with ids from 1 upwards,
     - ``balance``: whether PD moves replicas and leaders by itself,
     - ``pd_port``: the port of PD.
 

@@ -33,7 +33,8 @@ KEYSPACES = tuple(
         400,
         401,
         *range(500, 504),
-        4242,
+        *range(4241, 4244),
+        0xFFFFFE,
         0xFFFFFF,
     )
 )
@@ -185,6 +186,12 @@ def config_of(members: Sequence[str], tls: object) -> ClusterConfig:
     """How tests connect: patient with a busy machine."""
     files = TlsFiles(tls.ca, tls.cert, tls.key) if isinstance(tls, TlsSettings) else TlsFiles()
     return ClusterConfig(pd=tuple(members), tls=files, connect_timeout=PATIENCE, retry_budget=10.0)
+
+
+def make_keyspaces(live: LiveCluster, last: int) -> None:
+    """Create keyspaces in a cluster that has none of other tests: PD counts ids upwards, so ``ks7`` has the id 7."""
+    for number in range(1, last + 1):
+        assert live.create_keyspace(f"ks{number}") == number
 
 
 def contents(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:

@@ -116,6 +116,7 @@ class Txns:
         return resolver.resolve(self.span, self.ts(), patience=patience)
 
 
-def prefix_of(live: LiveCluster, keyspace: int) -> bytes:
-    """The prefix of keys."""
-    return b"x" + keyspace.to_bytes(3, "big") if live.cluster.api_version is ApiVersion.V2 else b""
+def prefix_of(live: LiveCluster, keyspace: str = "DEFAULT") -> bytes:
+    """The prefix of keys in the keyspace of this name, which is created unless it exists."""
+    is_v2 = live.cluster.api_version is ApiVersion.V2
+    return b"x" + live.create_keyspace(keyspace).to_bytes(3, "big") if is_v2 else b""

@@ -20,6 +20,7 @@ from tikv_br.cluster import split
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec, KeyMode, decode
 from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.incremental.group.model import ROOT
@@ -49,6 +50,7 @@ class RealCluster(LiveCluster):
         self._change: threading.Thread | None = None
         self.disturbed = False
         """Whether servers were killed or stopped: other tests get another cluster."""
+        self._lasting: set[str] = set()
 
     # ------------------------------------------------------------------------------------------------------ how it starts
 
@@ -73,6 +75,19 @@ class RealCluster(LiveCluster):
         eventually(is_ready, every=0.1)
         if shape.regions > 1 and len(self.regions()) <= 5:
             self.split(*first_byte_bounds(encoding_of(shape.api_version), shape.regions))
+        for name in shape.keyspaces:
+            self.create_keyspace(name)
+        self._lasting = self._find_lasting()
+
+    def _find_lasting(self) -> set[str]:
+        """What cannot be undone: keyspaces, whose ids PD counts upwards, and in API V1 bounds at raw keys, which no transaction can pass."""
+        found = set[str]()
+        if self._servers.shape.api_version is ApiVersion.V2:
+            with contextlib.suppress(AdminRefused):  # PD before 7.1
+                found |= {each["name"] for each in self.get("/pd/api/v2/keyspaces")["keyspaces"]}
+        elif self._servers.shape.api_version is ApiVersion.V1:
+            found |= {each["start"] for each in self.regions() if not _is_encoded(bytes.fromhex(each["start"]))}
+        return found
 
     def _find_stores(self) -> None:
         listed = self.get("/pd/api/v1/stores")["stores"]
@@ -157,11 +172,25 @@ class RealCluster(LiveCluster):
 
     def scatter(self) -> None:
         alive = [store_id for store_id, server in self._by_id.items() if server.alive]
+        wanted = dict[int, int]()
         for number, region in enumerate(self.regions()):
             places = [store_id for _, store_id in region["peers"] if store_id in alive]
-            if places:
-                with contextlib.suppress(AdminRefused):  # it may be another region by now
-                    self.transfer_leader(region["id"], places[number % len(places)])
+            if places and region["leader_store"] != places[number % len(places)]:
+                wanted[region["id"]] = places[number % len(places)]
+        for region_id, store_id in wanted.items():
+            with contextlib.suppress(AdminRefused):  # it may be gone by now
+                self._call(
+                    "POST",
+                    "/pd/api/v1/operators",
+                    {"name": "transfer-leader", "region_id": region_id, "to_store_id": store_id},
+                )
+
+        def is_done() -> bool:
+            leaders = {region["id"]: region["leader_store"] for region in self.regions()}
+            return all(leaders.get(region_id, store_id) == store_id for region_id, store_id in wanted.items())
+
+        with contextlib.suppress(AdminRefused):  # others may move them meanwhile
+            self._await(is_done, "scatter")
 
     def flush(self, store_id: int) -> None:
         self.cluster.flush_timestamps()
@@ -287,7 +316,7 @@ class RealCluster(LiveCluster):
         """Whether the next test cannot tell it from a new one: GC's safe point never goes back."""
         if self.disturbed or self._servers.dead():
             return False
-        return not self.get("/pd/api/v1/gc/safepoint")["gc_safe_point"]
+        return not self.get("/pd/api/v1/gc/safepoint")["gc_safe_point"] and self._find_lasting() == self._lasting
 
     def _call(self, method: str, path: str, body: Json = None) -> Json:
         if not path.startswith("/pd/"):
@@ -296,6 +325,14 @@ class RealCluster(LiveCluster):
 
     def _refuse(self, what: str) -> NoReturn:
         raise EmulatorOnly(f"only a playground can do this: {what}. Mark the test: pytest.mark.emulator_only(reason)")
+
+
+def _is_encoded(bound: bytes) -> bool:
+    """Whether a region's bound is the encoding of a key, as all are in API V2, and those of transactions in V1."""
+    try:
+        return not bound or bool(decode(bound))
+    except FormatError:
+        return False
 
 
 class Pool:

@@ -68,7 +68,10 @@ class Shape:
     resolved_ts_interval: float = 1.0
     election_timeout: float = 10.0
     ts_ahead: float = 3.0
+    disconnect_delay: float = 20.0
+    """PD has 20 s, whatever is here."""
     balance: bool = False
+    keyspaces: tuple[str, ...] = ()
     tls: TlsSettings | None = None
 
     @property
@@ -186,6 +189,8 @@ class RealServers:
 
     def start(self) -> None:
         """Start all. Stores wait for PD, and PD for stores."""
+        for server in (self.pds[0], self.stores[0]):
+            _check_config(server)
         for server in (*self.pds, *self.stores):
             server.start()
 
@@ -228,6 +233,20 @@ class RealServers:
             yield
         finally:
             store.send(signal.SIGCONT)
+
+
+_CHECKED = set[str]()
+
+
+def _check_config(server: Server) -> None:
+    """Have a program check its configuration file, once for each: servers ignore what they do not know, or only warn."""
+    path = Path(server.command[-1].removeprefix("--config="))
+    if (content := path.read_text()) in _CHECKED:
+        return
+    ended = subprocess.run([*server.command, "--config-check"], capture_output=True, text=True, timeout=60, check=False)
+    said = ended.stdout + ended.stderr
+    assert "config check successful" in said, f"{path}: {ended.returncode}: {said}"
+    _CHECKED.add(content)
 
 
 def _pd_config(shape: Shape) -> dict[str, Any]:
@@ -282,7 +301,12 @@ def _tikv_config(shape: Shape, index: int) -> dict[str, Any]:
             "pd-heartbeat-tick-interval": "1s",
             "pd-store-heartbeat-tick-interval": "1s",
         },
-        "rocksdb": {"defaultcf": {"write-buffer-size": "16MiB"}, "writecf": {"write-buffer-size": "16MiB"}},
+        "rocksdb": {
+            "max-open-files": 1024,  # by default 40,960, here and below, which exceeds the limits of most machines
+            "defaultcf": {"write-buffer-size": "16MiB"},
+            "writecf": {"write-buffer-size": "16MiB"},
+        },
+        "raftdb": {"max-open-files": 1024},
         "readpool": {"unified": {"max-thread-count": 2}},
         "backup": {"num-threads": 2},
         "import": {"num-threads": 2},

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.integration.backup.data import load
+from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.config import ClusterConfig
@@ -99,6 +101,22 @@ def transfer_leader(live: LiveCluster) -> dict[str, Any]:
         "name": "transfer-leader",
         "arguments": {"region_id": region["id"], "store_id": other_store(live, region)},
     }
+
+
+@contextlib.contextmanager
+def restless(live: LiveCluster, rows: Iterable[bytes]) -> Iterator[list[int]]:
+    """Split regions at these keys in turn, and move the leader of each, for the length of the block; the ids of those that moved."""
+    keys, moved = itertools.cycle(sorted(rows)), list[int]()
+
+    def move() -> None:
+        key = next(keys)
+        live.split(key)
+        region = region_at(live, key)
+        live.transfer_leader(region["id"], other_store(live, region))
+        moved.append(region["id"])
+
+    with Background([(move, 0.02)]):
+        yield moved
 
 
 def impatient(live: LiveCluster) -> ClusterConfig:

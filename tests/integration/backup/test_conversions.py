@@ -205,17 +205,27 @@ def test_a_range_is_cut_to_the_byte(
     assert kept.ranges == (KeyRange(b"r\0\0\0row00007", b"r\0\0\0row00500\0"),)
 
 
-def test_a_keyspace_is_taken_alone(sources: Sources, options: Options, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "neighbours"),
+    [
+        ("ks4242", ("ks4241", "ks4243")),
+        pytest.param("ks16777215", ("ks16777214",), marks=pytest.mark.emulator_only("a keyspace of a certain id")),
+    ],
+)
+def test_a_keyspace_is_taken_alone(
+    name: str, neighbours: tuple[str, ...], sources: Sources, options: Options, tmp_path: Path
+) -> None:
     """Rows of other keyspaces stay out, also those of the neighbours; the last keyspace has its odd end."""
     live = sources(V2).live
-    for keyspace_id in (4241, 4242, 4243, 0xFFFFFF):
+    ids = [live.create_keyspace(each) for each in sorted((name, *neighbours))]
+    own_id = live.create_keyspace(name)
+    for keyspace_id in ids:
         load(live, {b"": b"first", b"\xff" * 9: b"last", b"k": b"%d" % keyspace_id}, keyspace_id)
-    for keyspace_id in (4242, 0xFFFFFF):
-        wanted = options(live, keyspaces=(str(keyspace_id),))
-        summary = backup(wanted).summary
-        own: Expected = {b"": (b"first", 0), b"\xff" * 9: (b"last", 0), b"k": (b"%d" % keyspace_id, 0)}
-        found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
-        assert found == stored(own, V2, keyspace_id=keyspace_id, ts=summary.backup_ts)
+    wanted = options(live, keyspaces=(name,))
+    summary = backup(wanted).summary
+    own: Expected = {b"": (b"first", 0), b"\xff" * 9: (b"last", 0), b"k": (b"%d" % own_id, 0)}
+    found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
+    assert found == stored(own, V2, keyspace_id=own_id, ts=summary.backup_ts)
 
 
 def test_assuming_no_ttl_asks_for_none(sources: Sources, options: Options) -> None:

@@ -18,6 +18,7 @@ from tests.integration.backup.moving import (
     moving_cluster,
     patient,
     region_at,
+    restless,
     split,
     spread_and_healed,
     transfer_leader,
@@ -49,9 +50,11 @@ def live(cluster: LiveCluster) -> Iterator[LiveCluster]:
         yield live
 
 
-def check_equal(live: LiveCluster, options: Options, rows: dict[bytes, bytes], scratch: Path) -> None:
+def check_equal(
+    live: LiveCluster, options: Options, rows: dict[bytes, bytes], scratch: Path, engine: str = "scan"
+) -> None:
     """Back up as V2 and compare with the rows."""
-    wanted = options(live, cluster=patient(live), dst_api_version=ApiVersion.V2, concurrency=1)
+    wanted = options(live, cluster=patient(live), dst_api_version=ApiVersion.V2, concurrency=1, engine=engine)
     backup(wanted)
     expected = stored({key: (value, 0) for key, value in rows.items()}, ApiVersion.V2, ts=1)
     assert rocksdb_rows(Path(wanted.storage.path), scratch) == expected
@@ -72,6 +75,18 @@ def test_a_region_that_moves_under_the_scan(
     moving = live.fail("RawScan", {"command": command(live)}, region_id=region["id"], skip=skip)
     check_equal(live, options, rows, tmp_path)
     assert live.hits(moving) == 1
+
+
+@pytest.mark.parametrize("engine", ["scan", "store"])
+@pytest.mark.parametrize("every", [997, 401, 89])
+def test_regions_that_never_rest(
+    every: int, engine: str, options: Options, rows: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    """Regions split and leaders move all the while, few or many: each of several backups is whole."""
+    with moving_cluster(tmp_path / "cluster", rows) as live, restless(live, sorted(rows)[::every]) as moved:
+        while len(moved) < 3:
+            check_equal(live, options, rows, tmp_path, engine)
+        check_equal(live, options, rows, tmp_path, engine)
 
 
 def test_a_store_that_dies_is_outlived(

@@ -30,8 +30,13 @@ from tikv_br.verify.options import Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 V1, V2 = ApiVersion.V1, ApiVersion.V2
-KEYSPACES = (0, 7, 8, 4242, 0xFFFFFF)
-"""Neighbours, a far one, and the last with its odd end."""
+KEYSPACES = ("DEFAULT", "ks7", "ks8", "ks4242", "ks16777215")
+"""Neighbours, and on a playground a far one, and the last with its odd end."""
+
+
+def ids_of(live: LiveCluster, names: tuple[str, ...] = KEYSPACES) -> tuple[int, ...]:
+    """The ids of keyspaces, which PD chooses, in their order."""
+    return tuple(sorted(live.create_keyspace(name) for name in names))
 
 
 def rows_of(keyspace: int) -> dict[bytes, bytes]:
@@ -44,9 +49,9 @@ def rows_of(keyspace: int) -> dict[bytes, bytes]:
 def live(clusters: Clusters) -> LiveCluster:
     """A V2 cluster with rows in each keyspace, split within one of them."""
     live = clusters(V2)
-    for keyspace in KEYSPACES:
+    for keyspace in ids_of(live):
         load(live, rows_of(keyspace), keyspace)
-    codec = KeyCodec(V2, 7)
+    codec = KeyCodec(V2, live.create_keyspace("ks7"))
     live.split(*(codec.bound(codec.rpc_key(key)) for key in (b"k030", b"k060")))
     return live
 
@@ -66,27 +71,28 @@ def expected(keyspaces: tuple[int, ...], ranges: tuple[KeyRange, ...], ts: int) 
 
 @pytest.mark.parametrize("engine", ["scan", "store"])
 @pytest.mark.parametrize(
-    ("names", "keyspaces", "ranges"),
+    ("names", "chosen", "ranges"),
     [
         (("all",), KEYSPACES, (EVERY_KEY,)),
         (
-            ("8", "7", "DEFAULT", "0"),
-            (0, 7, 8),
+            ("ks8", "ks7", "DEFAULT", "0"),
+            ("DEFAULT", "ks7", "ks8"),
             (KeyRange(b"k050", b"k070"), KeyRange(b"", b"k010"), KeyRange(b"k099\0", b"")),
         ),
-        (("16777215",), (0xFFFFFF,), (KeyRange(b"k099\0", b""), KeyRange(b"", b"k010"))),
+        (("ks16777215",), ("ks16777215",), (KeyRange(b"k099\0", b""), KeyRange(b"", b"k010"))),
     ],
 )
 def test_every_row_of_every_range_is_there_and_no_other(
     engine: str,
     names: tuple[str, ...],
-    keyspaces: tuple[int, ...],
+    chosen: tuple[str, ...],
     ranges: tuple[KeyRange, ...],
     live: LiveCluster,
     options: Options,
     tmp_path: Path,
 ) -> None:
     """In any order of flags, a repeated keyspace counts once; records and backupmeta list each range."""
+    keyspaces = ids_of(live, chosen)
     wanted = options(live, engine=engine, keyspaces=names, ranges=ranges, checksum=True)
     summary = backup(wanted).summary
     ts = summary.backup_ts
@@ -122,17 +128,18 @@ def test_all_that_reads_backups_reads_it(live: LiveCluster, targets: Clusters, o
         cluster = live.config if level is Level.RESTORE else None
         verify(VerifyOptions(wanted.storage, level, cluster, executor="driver"))
     kept = BackupSet.open(open_store(wanted.storage))
-    for keyspace in KEYSPACES:
+    for keyspace in ids_of(live):
         hit = find_value(kept, b"k050", keyspace)
         assert hit is not None
         assert hit.stored.value == rows_of(keyspace)[b"k050"]
         with pytest.raises(UsageError):
             find_value(kept, b"k010", keyspace)
     target = emptied(targets)
+    assert ids_of(target) == ids_of(live), "PD counts upwards"
     restored = restore(RestoreOptions(target.config, wanted.storage))
     assert restored.verified
     assert restored.total_kvs == summary.total_kvs
-    for keyspace in KEYSPACES:
+    for keyspace in ids_of(live):
         inside = {key: value for key, value in rows_of(keyspace).items() if key < b"k010" or key >= b"k050"}
         assert target.raw(keyspace).batch_get(rows_of(keyspace)) == inside
 
@@ -140,11 +147,11 @@ def test_all_that_reads_backups_reads_it(live: LiveCluster, targets: Clusters, o
 def test_versions_without_keyspaces(live: LiveCluster, clusters: Clusters, options: Options) -> None:
     """Several would be mixed; one goes, and becomes all of it; a cluster without has none to name."""
     allowed = frozenset(Loss)
-    with pytest.raises(ConversionUnsupported, match="7, 8 would be mixed"):
-        backup(options(live, keyspaces=("7", "8"), dst_api_version=V1, allow_loss=allowed))
-    wanted = options(live, keyspaces=("4242",), dst_api_version=V1, allow_loss=allowed)
+    with pytest.raises(ConversionUnsupported, match="{}, {} would be mixed".format(*ids_of(live, ("ks7", "ks8")))):
+        backup(options(live, keyspaces=("ks7", "ks8"), dst_api_version=V1, allow_loss=allowed))
+    wanted = options(live, keyspaces=("ks4242",), dst_api_version=V1, allow_loss=allowed)
     summary = backup(wanted).summary
-    assert summary.total_kvs == len(rows_of(4242))
+    assert summary.total_kvs == len(rows_of(live.create_keyspace("ks4242")))
     assert BackupSet.open(open_store(wanted.storage)).ranges == (KeyRange(b"", b""),)
     with pytest.raises(UsageError, match="no keyspaces"):
         backup(options(clusters(V1), keyspaces=("all",)))
@@ -164,7 +171,7 @@ def test_all_of_an_empty_cluster_is_the_default_keyspace(targets: Clusters, opti
 def test_rows_that_a_backup_leaves_out(targets: Clusters, options: Options) -> None:
     """A warning has the keyspaces by name and about how many rows; it is none if keyspaces were named."""
     live = emptied(targets)
-    billing = live.create_keyspace("billing")
+    other, billing = live.create_keyspace("ks8"), live.create_keyspace("billing")
 
     def warnings(**changes: object) -> list[tuple[str, bool]]:
         events: list[Event] = []
@@ -175,12 +182,13 @@ def test_rows_that_a_backup_leaves_out(targets: Clusters, options: Options) -> N
 
     assert warnings() == []
     live.raw(billing).batch_put({b"%04d" % number: b"v" for number in range(3000)})
-    live.raw(8).put(b"k", b"v")
+    live.raw(other).put(b"k", b"v")
     live.raw(0).put(b"k", b"v")
     [(message, is_warning)] = warnings()
     assert is_warning
     assert re.search(
-        rf"leaves out: ks8 \(8\), about [\d,]+ rows, billing \({billing}\)(, about [\d,]+ rows?)?; --keyspace", message
+        rf"leaves out: ks8 \({other}\), about [\d,]+ rows, billing \({billing}\)(, about [\d,]+ rows?)?; --keyspace",
+        message,
     )
     [(message, is_warning)] = warnings(keyspaces=("billing",))
     assert not is_warning
@@ -218,7 +226,7 @@ def test_it_goes_on_after_a_failure(live: LiveCluster, options: Options, tmp_pat
     ts = summary.backup_ts
     found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
     restamped = {key[:-8] + (ts ^ (2**64 - 1)).to_bytes(8, "big"): value for key, value in found.items()}
-    assert restamped == expected(KEYSPACES, (EVERY_KEY,), ts)
+    assert restamped == expected(ids_of(live), (EVERY_KEY,), ts)
     kept = BackupSet.open(open_store(wanted.storage))
     assert {path.name for path in Path(wanted.storage.path).rglob("*.sst")} == {
         file.name.rpartition("/")[2] for file in kept.files

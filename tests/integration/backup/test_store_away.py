@@ -46,7 +46,7 @@ _numbers = itertools.count()
 
 def unconnected(live: LiveCluster) -> ClusterConfig:
     """Return a config of its own: a process keeps the connection, and what it knows of the cluster, for each config."""
-    return replace(live.config, retry_budget=20.0 + next(_numbers) / 1000)
+    return replace(live.config, retry_budget=60.0 + next(_numbers) / 1000)
 
 
 def kill(live: LiveCluster, step: str, returns: threading.Timer | None) -> Callable[[Event], None]:
@@ -66,7 +66,7 @@ def kill(live: LiveCluster, step: str, returns: threading.Timer | None) -> Calla
 def test_a_store_that_is_away_for_a_moment(step: str, engine: str, live: LiveCluster, options: Options) -> None:
     """Its status port refuses while PD calls it Up: the backup is whole all the same."""
     wanted = options(live, engine=engine, cluster=unconnected(live), checksum=True)
-    returns = threading.Timer(AWAY, live.run, ["restart-store"], {"store_id": live.store_ids[1]})
+    returns = threading.Timer(AWAY, live.restart_store, [live.store_ids[1]])
     summary = backup(wanted, kill(live, step, returns)).summary
     returns.join()
     assert summary.total_kvs == live.raw().checksum().total_kvs

@@ -73,7 +73,8 @@ def test_a_backup_by_stores_restores_completely(
 
 def test_an_empty_keyspace_leaves_no_folder(clusters: Clusters, options: Options) -> None:
     """The stores are asked, answer without files, and the backup covers the range."""
-    wanted = options(clusters(V2), engine="store", keyspaces=("77",), gc_ttl=0, allow_empty=True)
+    clusters(V2).create_keyspace("ks77")
+    wanted = options(clusters(V2), engine="store", keyspaces=("ks77",), gc_ttl=0, allow_empty=True)
     assert backup(wanted).summary.files == 0
     assert BackupSet.open(open_store(wanted.storage)).files == ()
     assert not (Path(wanted.storage.path) / "sst").exists()

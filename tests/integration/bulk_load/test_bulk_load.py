@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster, make_keyspaces
 from tikv_br.backupset import layout, manifest
 from tikv_br.bulk_load import run, stage
 from tikv_br.bulk_load.run import BulkLoadOptions, BulkLoadSummary, bulk_load
@@ -178,6 +178,7 @@ def test_rows_expire_after_their_ttl(
 @pytest.mark.parametrize("running", [ApiVersion.V2], indirect=True)
 def test_keyspace(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
     """Rows come into the keyspace that is named, above tombstones of the same keys; another one is as before."""
+    make_keyspaces(target, KEYSPACE)
     raw = target.raw(KEYSPACE)
     raw.delete_range(EVERY_KEY)
     raw.put(b"user-0001", b"old")
@@ -457,6 +458,7 @@ def test_staging_of_other_keyspaces_is_not_loaded(
     """What somebody has put in place of the staging may change the rows of the keyspace of the load, no others."""
     path = write_parquet(tmp_path)
     first, second = (options(path, keyspace=str(each), keep_staging=True) for each in (KEYSPACE, KEYSPACE + 1))
+    make_keyspaces(target, KEYSPACE + 1)
     for raw in (target.raw(KEYSPACE), target.raw(KEYSPACE + 1)):
         raw.delete_range(EVERY_KEY)
     bulk_load(first)

@@ -103,6 +103,7 @@ def stores_of(options: CheckOptions) -> tuple[Status, str, str]:
     return outcome.status, outcome.seen, outcome.advice
 
 
+@pytest.mark.emulator_only("PD knows at once that a store is dead")
 def test_a_dead_store(live: LiveCluster) -> None:
     """It is named, its silence is no disagreement on the API version, and the other probes are well."""
     live.kill_store(live.store_ids[1])

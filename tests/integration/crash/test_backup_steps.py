@@ -88,7 +88,7 @@ def test_a_backup_broken_at_a_boundary(
 def transactional(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Txns]:
     """Committed rows in several regions, and the locks of a transaction that lives."""
     with live_cluster(tmp_path_factory.mktemp("txn"), ApiVersion.V2, stores=1) as running:
-        txns = Txns(running, prefix_of(running, 0))
+        txns = Txns(running, prefix_of(running))
         running.split(*(encode(txns.key(name)) for name in NAMES[5::10]))
         txns.commit(txns.prewrite(*NAMES[:30]), *NAMES[:30])
         txns.prewrite(*NAMES[30:], ttl=ALIVE)

@@ -159,9 +159,9 @@ def test_expiring_keys_are_not_written_where_they_would_last(clusters: Clusters)
 def test_keyspaces(clusters: Clusters) -> None:
     """Keyspaces are compared whatever their ids: within one cluster, too; a keyspace with itself is refused."""
     live = clusters("v2-a")
-    fill(live, ROWS, 1)
-    fill(live, {**ROWS, b"row00005": b"other"}, 4242)
-    options = replace(asked(live, live), a=ClusterChoice(live.config, "1"), b=ClusterChoice(live.config, "4242"))
+    fill(live, ROWS, live.create_keyspace("ks1"))
+    fill(live, {**ROWS, b"row00005": b"other"}, live.create_keyspace("ks4242"))
+    options = replace(asked(live, live), a=ClusterChoice(live.config, "ks1"), b=ClusterChoice(live.config, "ks4242"))
     assert found(diff(options)) == {b"row00005": DifferenceKind.VALUE}
     with pytest.raises(UsageError, match="the same keyspace"):
         diff(replace(options, b=ClusterChoice(live.config)))

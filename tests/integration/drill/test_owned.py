@@ -14,7 +14,7 @@ from tests.integration.backup.data import hard_rows, load, when
 from tests.integration.drill.killing import killed_at, killed_within
 from tests.support.damage import Victim, cases, kind_of, read_objects
 from tests.support.forks import Forks
-from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster, make_keyspaces
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
@@ -47,6 +47,7 @@ BESIDE = {6: {b"six": b"6", b"\xff\xff": b"last"}, 8: {b"": b"first", b"eight": 
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A V2 cluster with `ROWS` in its default keyspace, and others' rows on both sides of the drill's keyspace."""
     with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V2, stores=1) as live:
+        make_keyspaces(live, SCRATCH + 1)
         load(live, ROWS)
         for keyspace, rows in BESIDE.items():
             live.raw(keyspace).batch_put(rows)

@@ -17,7 +17,7 @@ from tests.integration.drill.killing import killed_at
 from tests.integration.incremental.writer import Writer
 from tests.support.background import Background
 from tests.support.forks import Forks
-from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster, make_keyspaces
 from tikv_br.backupset import lease
 from tikv_br.cluster.safepoint import release
 from tikv_br.dataflow.options import BackupOptions
@@ -52,6 +52,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A V2 cluster that holds `ROWS`; it is soon resolved what was written."""
     quick = {"resolved_ts_interval": 0.1, "ts_ahead": 0.3}
     with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V2, stores=1, **quick) as live:
+        make_keyspaces(live, SCRATCH)
         live.raw().batch_put(ROWS)
         yield live
 

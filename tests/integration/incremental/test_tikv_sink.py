@@ -201,7 +201,8 @@ def test_the_target_must_be_what_it_is_said_to_be(v2: LiveCluster) -> None:
     source = Origin(v2.cluster.cluster_id, 0)
     with pytest.raises(UsageError, match="same keyspace"), open_sink(TikvTarget((v2.pd,)), source):
         pass
-    with open_sink(TikvTarget((v2.pd,), "7"), source):
+    v2.create_keyspace("ks7")
+    with open_sink(TikvTarget((v2.pd,), "ks7"), source):
         pass
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +62,7 @@ def test_tests_run_on_servers_that_are_processes(tmp_path: Path) -> None:
     assert (failed, skipped) == (0, 0)
     assert passed >= 10
     assert counts["verify"][0]
-    assert any(line.startswith("| **not proven** followers |") for line in lines)
+    assert any(line.startswith("| **not proven** log |") for line in lines)
     assert not list(tmp_path.glob("tikv-br-real-*")), "the folders of servers are removed"
 
 
@@ -86,6 +88,37 @@ def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
             process.kill()
     assert len(pids) == 3
     eventually(lambda: not any(is_running(pid) for pid in pids), PATIENCE)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_servers(tmp_path: Path) -> None:
+    """SIGINT in the middle of a test, to all processes of the terminal: pytest says so, and no process and no folder is left."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.real.plugin", "-p", "no:cacheprovider", SELECTION[0]]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            eventually(
+                lambda: len(of_environment(tmp_path)) >= 6
+            )  # also one of PD, two stores, the watcher, the playground
+            os.killpg(process.pid, signal.SIGINT)
+            said, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert "KeyboardInterrupt" in said
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    eventually(lambda: of_environment(tmp_path) == [])
+    assert not list(tmp_path.glob("tikv-br-real-*"))
+
+
+def of_environment(folder: Path) -> list[int]:
+    """Processes that were started with `environment`."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+            if f"TMPDIR={folder}\0".encode() in each.read_bytes() and is_running(int(each.parent.name)):
+                found.append(int(each.parent.name))
+    return found
 
 
 def is_running(pid: int) -> bool:

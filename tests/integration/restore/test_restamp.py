@@ -74,10 +74,11 @@ def test_rows_of_the_future_are_refused_or_stamped(ahead: StorageLocation, targe
 @pytest.mark.parametrize("via", [Via.STORES, Via.UPLOAD])
 def test_stamped_rows_can_move_too(ahead: StorageLocation, target: LiveCluster, tmp_path: Path, via: Via) -> None:
     """New prefix and new timestamp at once, by one rule of the stores or in what is sent to them."""
-    summary = restore(RestoreOptions(cluster=target.config, storage=ahead, via=via, to_keyspace="7"))
+    keyspace = target.create_keyspace("ks7")
+    summary = restore(RestoreOptions(cluster=target.config, storage=ahead, via=via, to_keyspace="ks7"))
     assert summary.verified
-    assert rows_of(target, 7) == ROWS
-    assert timestamps(backed_up(target, tmp_path / "again", "7")) == {summary.restamp_ts}
+    assert rows_of(target, keyspace) == ROWS
+    assert timestamps(backed_up(target, tmp_path / "again", "ks7")) == {summary.restamp_ts}
 
 
 def test_rows_of_the_past_keep_their_timestamps(source: StorageLocation, target: LiveCluster) -> None:
@@ -200,14 +201,14 @@ def test_hidden_rows_with_ttls_and_other_names_come_back(tmp_path: Path, target:
         load(live, short, ttl=3)
         load(live, long, ttl=10_000)
         location = backed_up(live, tmp_path / "backup")
-    expected = ROWS | long
+    expected, keyspace = ROWS | long, target.create_keyspace("ks7")
     time.sleep(4)
     target.cluster.flush_timestamps()  # deletes by timestamps of this moment, not of seconds ago
-    target.raw(7).batch_delete([*expected, *short])
-    summary = restore(RestoreOptions(cluster=target.config, storage=location, to_keyspace="7"))
+    target.raw(keyspace).batch_delete([*expected, *short])
+    summary = restore(RestoreOptions(cluster=target.config, storage=location, to_keyspace="ks7"))
     assert (summary.verified, summary.restamp_ts > 0) == (True, True)
-    assert rows_of(target, 7) == expected
-    assert 9_000 < (target.raw(7).get_ttl(b"zlong1") or 0) <= 10_000
+    assert rows_of(target, keyspace) == expected
+    assert 9_000 < (target.raw(keyspace).get_ttl(b"zlong1") or 0) <= 10_000
 
 
 def test_a_dry_run_tells_of_the_new_timestamp(ahead: StorageLocation, target: LiveCluster) -> None:

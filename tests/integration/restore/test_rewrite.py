@@ -29,8 +29,6 @@ from tikv_br.restore.options import Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.url import StorageLocation, parse
 
-LAST_KEYSPACE = 0xFFFFFF
-
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
@@ -52,11 +50,20 @@ def summed(rows: dict[bytes, bytes], prefix: bytes) -> tuple[int, int, int]:
     return total, len(rows), sum(len(prefix + key + value) for key, value in rows.items())
 
 
-@pytest.mark.parametrize(("name", "source", "target"), [("v2", 0, 4242), ("v2_ks4242_rpc", 4242, LAST_KEYSPACE)])
+@pytest.mark.parametrize(
+    ("name", "source", "to_keyspace"),
+    [
+        ("v2", 0, "ks4242"),
+        pytest.param(
+            "v2_ks4242_rpc", 4242, "ks16777215", marks=pytest.mark.emulator_only("a keyspace of a certain id")
+        ),
+    ],
+)
 def test_a_recorded_keyspace_becomes_another(
-    golden: Path, live: LiveCluster, name: str, source: int, target: int
+    golden: Path, live: LiveCluster, name: str, source: int, to_keyspace: str
 ) -> None:
     """All rows and TTLs are in the new keyspace, the servers' checksum is the one of the new keys, elsewhere is nothing."""
+    target = live.create_keyspace(to_keyspace)
     before = live.raw(source).checksum()
     expected = golden_rows(golden / "backups" / name)
     rows = {row["k"][4:]: row["v"] for row in expected}
@@ -88,13 +95,14 @@ def test_a_keyspace_is_found_by_name(source: StorageLocation, live: LiveCluster)
 
 def test_regions_of_the_target_cut_the_files(source: StorageLocation, live: LiveCluster) -> None:
     """Bounds of the target's regions are its own: files are cut at what they mean in the backup."""
-    codec = KeyCodec(ApiVersion.V2, 70)
+    keyspace = live.create_keyspace("ks70")
+    codec = KeyCodec(ApiVersion.V2, keyspace)
     places = [codec.bound(codec.rpc_key(key)).hex() for key in sorted(ROWS)[10 :: len(ROWS) // 7]]
     live.split(*map(bytes.fromhex, places))
     start, end = sorted(ROWS)[100], sorted(ROWS)[-100]
-    summary = run(live, source, to_keyspace="70", span=KeyRange(start, end))
+    summary = run(live, source, to_keyspace="ks70", span=KeyRange(start, end))
     assert summary.regions > summary.files
-    assert rows_of(live, 70) == {key: value for key, value in ROWS.items() if start <= key < end}
+    assert rows_of(live, keyspace) == {key: value for key, value in ROWS.items() if start <= key < end}
 
 
 PREFIXES = {
@@ -109,9 +117,10 @@ PREFIXES = {
 @pytest.mark.parametrize(("number", "old"), list(enumerate(PREFIXES, 100)))
 def test_a_prefix_becomes_another(source: StorageLocation, live: LiveCluster, number: int, old: bytes) -> None:
     """Stores rewrite where the lengths allow it; only the keys with the prefix come."""
-    summary = run(live, source, to_keyspace=str(number), rewrite_prefix=(old, PREFIXES[old]))
+    keyspace = live.create_keyspace(f"ks{number}")
+    summary = run(live, source, to_keyspace=str(keyspace), rewrite_prefix=(old, PREFIXES[old]))
     wanted = {PREFIXES[old] + key[len(old) :]: value for key, value in ROWS.items() if key.startswith(old)}
-    assert rows_of(live, number) == wanted
+    assert rows_of(live, keyspace) == wanted
     assert summary.verified
     assert summary.total_kvs == len(wanted) > 0
 
@@ -128,27 +137,30 @@ def test_a_part_of_a_backup_without_a_row_is_refused(
     source: StorageLocation, live: LiveCluster, choice: dict[str, Any]
 ) -> None:
     """Before anything changes, also in a dry run; also if the range lies inside a file."""
+    live.create_keyspace("ks210")
     for dry_run in (True, False):
         with pytest.raises(NothingMatched, match="the backup has no row from"):
-            run(live, source, to_keyspace="210", dry_run=dry_run, **choice)
-    assert run(live, source, to_keyspace="210", allow_empty=True, **choice).total_kvs == 0
+            run(live, source, to_keyspace="ks210", dry_run=dry_run, **choice)
+    assert run(live, source, to_keyspace="ks210", allow_empty=True, **choice).total_kvs == 0
 
 
 def test_prefixes_that_stores_cannot_rewrite_are_put(source: StorageLocation, live: LiveCluster) -> None:
     """In V2 a prefix of another length would shift the groups of the encoding: refused, unless rows are put."""
-    changes = {"to_keyspace": "200", "rewrite_prefix": (b"row", b"a row that is ")}
+    keyspace = live.create_keyspace("ks200")
+    changes = {"to_keyspace": "ks200", "rewrite_prefix": (b"row", b"a row that is ")}
     with pytest.raises(UsageError, match="multiple of 8"):
         run(live, source, **changes)
     assert run(live, source, mode=Mode.PUT, **changes).verified
     wanted = {b"a row that is " + key[3:]: value for key, value in ROWS.items() if key.startswith(b"row")}
-    assert rows_of(live, 200) == wanted
+    assert rows_of(live, keyspace) == wanted
 
 
 def test_a_changed_row_is_found(source: StorageLocation, live: LiveCluster) -> None:
     """The recorded sums are of other keys: the comparison reads the files, and finds one wrong value."""
-    spoil = when(StepStarted, "ingest", lambda: live.raw(300).put(b"row00300", b"another"))
+    keyspace = live.create_keyspace("ks300")
+    spoil = when(StepStarted, "ingest", lambda: live.raw(keyspace).put(b"row00300", b"another"))
     with pytest.raises(ChecksumMismatch):
-        restore(RestoreOptions(cluster=live.config, storage=source, to_keyspace="300"), spoil)
+        restore(RestoreOptions(cluster=live.config, storage=source, to_keyspace="ks300"), spoil)
 
 
 def test_a_rewriting_restore_goes_on_too(source: StorageLocation, live: LiveCluster) -> None:
@@ -206,17 +218,18 @@ def test_keys_that_become_too_long(tmp_path: Path) -> None:
 def test_one_keyspace_of_several(live: LiveCluster, tmp_path: Path) -> None:
     """A backup of several keyspaces gives one of them, under its own id or another; all at once cannot become one."""
     location = parse(f"local://{tmp_path / 'several'}")
-    kept = {keyspace: {b"key of %d" % keyspace: b"value"} for keyspace in (500, 501)}
+    first, second, third = (live.create_keyspace(name) for name in ("ks500", "ks501", "ks502"))
+    kept = {keyspace: {b"key of %d" % keyspace: b"value"} for keyspace in (first, second)}
     for keyspace, rows in kept.items():
         load(live, rows, keyspace)
-    backup(BackupOptions(live.config, location, keyspaces=("500", "501"), safe_interval=0.0, executor="driver"))
+    backup(BackupOptions(live.config, location, keyspaces=("ks500", "ks501"), safe_interval=0.0, executor="driver"))
     with pytest.raises(UsageError, match="several keyspaces"):
-        run(live, location, to_keyspace="502")
-    assert run(live, location, keyspace=501, to_keyspace="502").verified
-    assert rows_of(live, 502) == kept[501]
-    live.raw(500).delete_range(EVERY_KEY)
-    assert run(live, location, keyspace=500).verified
-    assert rows_of(live, 500) == kept[500]
+        run(live, location, to_keyspace="ks502")
+    assert run(live, location, keyspace=second, to_keyspace="ks502").verified
+    assert rows_of(live, third) == kept[second]
+    live.raw(first).delete_range(EVERY_KEY)
+    assert run(live, location, keyspace=first).verified
+    assert rows_of(live, first) == kept[first]
     with pytest.raises(UsageError, match="no part of the requested range") as raised:
         run(live, location, keyspace=7)
     assert "tikv-br show --view ranges" in raised.value.hint

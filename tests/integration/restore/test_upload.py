@@ -75,14 +75,15 @@ def test_files_that_stores_can_fetch_are_not_sent(source: StorageLocation, targe
 
 def test_regions_cut_uploads_and_any_prefix_goes(source: StorageLocation, target: LiveCluster) -> None:
     """Each region gets its rows only, under names that no store could have given them."""
-    codec = KeyCodec(ApiVersion.V2, 3)
+    keyspace = target.create_keyspace("ks3")
+    codec = KeyCodec(ApiVersion.V2, keyspace)
     split = [codec.bound(codec.rpc_key(b"any length" + key[3:])) for key in (b"row00100", b"row00333")]
     target.split(*split)
-    summary = run(target, source, to_keyspace="3", rewrite_prefix=(b"row", b"any length"))
+    summary = run(target, source, to_keyspace="ks3", rewrite_prefix=(b"row", b"any length"))
     assert summary.regions > summary.files
     assert summary.verified
     wanted = {b"any length" + key[3:]: value for key, value in ROWS.items() if key.startswith(b"row")}
-    assert rows_of(target, 3) == wanted
+    assert rows_of(target, keyspace) == wanted
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.integration.backup.data import when
 from tests.support.damage import read_objects
-from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster, make_keyspaces
 from tests.support.logs import write_log
 from tikv_br.archive.records import Checkpoint
 from tikv_br.backup.run import backup
@@ -162,6 +162,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch, live_cluster(folder / "cluster", ApiVersion.V2, stores=1) as live:
         patch.setattr(os, "fsync", lambda _file: None)  # power loss is not simulated, and it takes most of the time
+        make_keyspaces(live, TARGET)
         for keyspace, rows in ROWS.items():
             live.raw(keyspace).batch_put(rows)
         fill(folder / "place", live)

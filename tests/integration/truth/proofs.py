@@ -270,7 +270,7 @@ def with_more(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("XDG_STATE_HOME", str(world.folder / "state-home"))
     # All packages are a quarter of a gigabyte: test_spark_cluster.py packs those.
     monkeypatch.setattr(pack, "_closure", lambda: [distribution("tikv-br"), distribution("xxhash")])
-    txns = Txns(world.source, prefix_of(world.source, 0))
+    txns = Txns(world.source, prefix_of(world.source))
     txns.commit(txns.prewrite(b"txn"), b"txn")
     begun = Path(world.names["begun"])
     (begun / "tikv-br" / "lease").mkdir(parents=True)
