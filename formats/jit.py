@@ -3,7 +3,7 @@
 Kernels are compiled for the least processor of the architecture, so that machine code may go to any other: numba keeps it apart by
 the processor's name. They lose nothing by it, since they move words of eight bytes (docs/adr/0020-kernels-compiled-ahead.md).
 
-Without numba, as in tikv-br-core, kernels are those of a C extension that `tikv_br.formats.precompile` has made of them
+Without numba, as in tikv-br-core, the kernels are in a C extension, which `tikv_br.formats.precompile` has made of them
 (docs/adr/0028-kernels-without-numba.md).
 """
 

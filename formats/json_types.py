@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     class _Text(type):
-        """A type whose instances are those of `kind`, which `parse` makes of the text."""
+        """A type with the instances of `kind`, which `parse` makes of the text."""
 
         def __instancecheck__(cls, value: Any) -> bool:  # noqa: ANN401 - anything may be asked about
             return isinstance(value, cls.kind)

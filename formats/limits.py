@@ -20,7 +20,7 @@ ENTRY_OVERHEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """Limits of one keyspace, by default those of stores with default settings."""
+    """Limits of one keyspace; the defaults are the default settings of stores."""
 
     key: int = MAX_KEY_SIZE
     """Bytes of a user key."""

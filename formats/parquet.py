@@ -235,7 +235,7 @@ class ParquetReader:
     def _batch_rows(self, group: int) -> int:
         """Rows that need about `_BATCH_BYTES` together, by the headers of the pages: what the footer says of them may be wrong.
 
-        A value that a page has once may be that of every row (dictionaries), or begin every row (DELTA_BYTE_ARRAY). Then rows
+        A value that a page has once may be the value of every row (dictionaries), or begin every row (DELTA_BYTE_ARRAY). Then rows
         count with the size of the largest such page.
         """
         meta = self._file.metadata.row_group(group)

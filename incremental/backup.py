@@ -56,7 +56,7 @@ class IncrementContext(BackupContext):
 def back_up_changes(options: BackupOptions, base: StorageLocation, reporter: Reporter = silent) -> BackupReport:
     """Back up the changes since a backup, full or incremental; returns when it is complete or, in a dry run, planned.
 
-    The ranges are those of the base. Raises `SafePointError` if GC has passed its backup-ts, and as `tikv_br.backup.run.backup`.
+    The ranges are the base's. Raises `SafePointError` if GC has passed its backup-ts, and as `tikv_br.backup.run.backup`.
     """
     return run_backup(IncrementContext(options, reporter, base_location=base), increment_steps(options))
 
@@ -88,7 +88,7 @@ def increment_steps(options: BackupOptions) -> list[Step[IncrementContext]]:
         FunctionStep("look for ingests during the backup", check_ingests),
         FunctionStep("verify coverage", steps.verify_coverage),
         FunctionStep("commit", steps.commit),
-        # Before the run's record is removed: the safe point is still that of the base, and a killed run must be able to move it.
+        # Before the run's record is removed: the safe point is still the base's, and a killed run must be able to move it.
         FunctionStep("hand over the safe point", hand_over_safe_point),
         FunctionStep("clean up", steps.clean_up),
     ]

@@ -55,7 +55,7 @@ CHANGEFEED_STATE = "a changefeed of captures"
 SHORT_WINDOW = 2 * CACHE_SECONDS
 """Scan window at the start of a log, in seconds, that is not worth a warning."""
 BACKUP_PREFIXES = (BACKUP_SERVICES, "br-")
-"""Prefixes of the safe points that backups hold at backup-ts - 1: those of tikv-br and of the Go TiKV-BR."""
+"""Prefixes of the safe points that backups of tikv-br and of the Go TiKV-BR hold at backup-ts - 1."""
 
 
 @dataclass(frozen=True, slots=True)

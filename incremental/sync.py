@@ -284,7 +284,7 @@ def _check_checkpoint(found: Checkpoint, latest: int) -> None:
 
 
 def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Checkpoint) -> Checkpoint:
-    """Become the owner, and save a first checkpoint: that of the previous owner if there is one, else `start`."""
+    """Become the owner, and save a first checkpoint: the previous owner's if there is one, else `start`."""
     epoch = checkpoints.claim()
     found = checkpoints.load()
     if found is not None:

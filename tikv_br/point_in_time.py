@@ -55,7 +55,7 @@ class PointSummary:
     """Result of a restore to a point in time."""
 
     ts: int
-    """The restored rows are those of this timestamp."""
+    """The restored rows are as of this timestamp."""
     uncertainty: str
     """Sentence about the writes near that time that the rows have or lack; empty for the last time possible."""
     window: tuple[int, int]

@@ -18,7 +18,7 @@ def compared_as(name: str) -> Mapping[str, str]:
 
 
 def compared(record: object) -> dict[str, object]:
-    """The values of a dataclass that a resumed run must share, by field; those of nested dataclasses as well."""
+    """The values of a dataclass that a resumed run must share, by field; also the values of nested dataclasses."""
     return {name: value for name, value, _ in _values(record)}
 
 

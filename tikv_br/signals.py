@@ -1,6 +1,6 @@
 """SIGINT and SIGTERM, for the whole program: nothing else installs handlers.
 
-A handler runs between two instructions of the main thread, which may hold any lock at that moment, as that of the event that it waits for. So
+A handler runs between two instructions of the main thread, which may hold any lock at that moment, such as the lock of the event that it waits for. So
 handlers only raise or keep a value. What takes a lock, as setting an event and logging do, is the work of a thread to which Python
 writes the number of each signal.
 """

@@ -29,7 +29,7 @@ def check_structure(
     """Check all that can be checked without reading every row: footer, properties, index, first and last data block.
 
     The codec's keyspace does not count. `start` and `end` are physical bounds as regions have them (`KeyCodec.bound`), without
-    ``z``; empty = unbounded. `check_value` raises for values that no store holds; by default for those of RawKV. All
+    ``z``; empty = unbounded. `check_value` raises for values that no store holds; the default checks RawKV values. All
     checksums of what is read are verified. Not seen here: rows between the first and the last block (`check_rows`).
     Raises `DamagedBytes`, `UnsupportedFormat` with what is wrong.
     """

@@ -194,7 +194,7 @@ class SstWriter:
     def append_page(self, page: RawPage, source: KeyCodec, target: KeyCodec, ts: int = 1) -> FoldedRows:
         """Add the rows of a page, which do not expire, as `tikv_br.formats.rows.to_storage` would encode them.
 
-        The page has RPC keys of ``source``; ``ts`` is that of each row if ``target`` is API V2, never 0. Returns what their
+        The page has RPC keys of ``source``; ``ts`` is the timestamp of each row if ``target`` is API V2, never 0. Returns what their
         checksum is computed from, over user keys and user values. Raises as `append` does, and `DamagedBytes` for a key
         outside the keyspace.
         """

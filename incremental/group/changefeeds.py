@@ -204,7 +204,7 @@ class Changefeeds:
         )
         if changefeed_id not in self._store.snapshot().damaged:
             raise changed
-        if not self._store.is_sync(state, changefeed_id):  # else the safe point is that of the sync
+        if not self._store.is_sync(state, changefeed_id):  # else the safe point is the sync's
             release(self._pd, service_id(changefeed_id))
         if not self._store.discard(state, changefeed_id):
             raise changed

@@ -169,7 +169,7 @@ def _denied_hint(url: KafkaUrl, name: str) -> str:
 
 @contextmanager
 def kafka_errors(url: KafkaUrl, action: str) -> Iterator[None]:
-    """Raise our errors for those of librdkafka."""
+    """Turn errors of librdkafka into ours."""
     exceptions = kafka()
     try:
         yield

@@ -237,7 +237,7 @@ class TopicGroup:
             self.failures.record_read(error)
 
     def _on_assign(self, consumer: Any, assigned: list[Any]) -> None:  # noqa: ANN401 - the client's types
-        """Start at our positions or, without any, at those of the group."""
+        """Start at our positions or, without any, at the group's."""
         given = {each.partition for each in assigned}
         try:
             if not given >= set(self._partitions):

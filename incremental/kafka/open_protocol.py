@@ -152,7 +152,7 @@ class UserKeys:
             return self._asked is KeyPrefix.API_V2
         if any(name == KEYSPACE_HEADER for name, _ in headers):
             return True
-        # Ids of keyspaces are small. So the byte after the mode is, unlike that of a text which starts with "r".
+        # Ids of keyspaces are small. So the byte after the mode is; in a text that starts with "r" it is not.
         first = changes[0].key[:PREFIX_SIZE]
         found = first[:1] == RAW_MODE and len(first) == PREFIX_SIZE and first[1] < ord(" ")
         found = found and all(change.key.startswith(first) for change in changes)

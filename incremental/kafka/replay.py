@@ -3,7 +3,7 @@
 Events wait in a sorter, in memory and then on disk, until every partition's resolved-ts has passed them. An offset is committed
 once everything before it is in the sink; the record beside it says up to which ts that is, so that a resumed replay knows repeats.
 
-TiKV-CDC sends no resolved-ts. A topic without any is applied as it arrives: in the order of each partition, which is that of a key.
+TiKV-CDC sends no resolved-ts. A topic without any is applied as it arrives: in the order of each partition, which keeps the order of each key's changes.
 """
 
 from __future__ import annotations

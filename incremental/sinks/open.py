@@ -122,7 +122,7 @@ class Origin:
     span: KeyRange = EVERY_KEY
     """Part of the range that this process replicates."""
     start_ts: int = 0
-    """Start-ts of the whole range's replication; 0 = that of this process."""
+    """Start-ts of the whole range's replication; 0 = the start-ts of this process."""
     state: StorageLocation | None = None
     """Storage of the checkpoint; None = in etcd."""
     keyspace_name: str = ""

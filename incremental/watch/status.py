@@ -68,7 +68,7 @@ class NamedStatus:
 
 
 def current_problems(status: SyncStatus) -> Iterator[str]:
-    """Current problems, those of the sink first, and the number of earlier failures of the sink."""
+    """Current problems, first the sink's, and the number of earlier failures of the sink."""
     if status.sink_failing_seconds:
         yield f"the sink has accepted no writes for {status.sink_failing_seconds:.0f} s: {status.last_error}"
     if status.missed:

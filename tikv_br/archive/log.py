@@ -218,7 +218,7 @@ class LogArchive:
     def end_ts(self, after_ts: int = 0, spans: Sequence[KeyRange] = ()) -> int:
         """The newest time up to which the log has every change after `after_ts`; no newer than `after_ts` if it has none.
 
-        `spans` are RPC keys, by default those of the log. The newest time that can be restored exactly is earlier if this is in
+        `spans` are RPC keys, by default the log's spans. The newest time that can be restored exactly is earlier if this is in
         one of `inexact_windows`.
         """
         after_ts = max(after_ts, self.start_ts)

@@ -197,7 +197,7 @@ def _plan_removal(archive: LogArchive, until_ts: int, grace: float, now: float |
     log_id = archive.description.log_id
     objects = list(archive.store.list(log_id))
     written_ms = {info.name: info.modified_ms for info in objects}
-    # The storage's clock wrote all these times. With the lock held, the newest one is that of the lock: now.
+    # The storage's clock wrote all these times. With the lock held, the newest time is the lock's: now.
     now = max(written_ms.values(), default=0) / 1000 if now is None else now
     segments_read = (*archive.segments, *archive.replaced)
     replaced_ms = {name: written_ms.get(each.name, math.inf) for each in segments_read for name in each.replaced}

@@ -141,7 +141,7 @@ class MissedIngest(Period):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Every change of `span` with from_ts < ts <= to_ts is in its files, or in those of an earlier segment.
+    """Every change of `span` with from_ts < ts <= to_ts is in its files, or in an earlier segment's.
 
     This holds for every writer and at any later time. Segments may overlap, and the same row (key and ts) may be in several.
     """
@@ -162,11 +162,11 @@ class Segment:
     token: str
     """Random: 8 hexadecimal digits."""
     inexact: tuple[InexactPeriod, ...] = field(default=(), metadata=LATER)
-    """Keys and times of which the files may lack versions; the times need not be those of the segment."""
+    """Keys and times of which the files may lack versions; the times may lie outside the segment."""
     replaces: tuple[str, ...] = field(default=(), metadata=LATER)
     """Names of segments of the same span all of whose rows and periods this one has too: made by a compaction. See `replaced`."""
     missed: tuple[MissedIngest, ...] = field(default=(), metadata=LATER)
-    """Ingests that the writer noticed since the segment before; the times need not be those of the segment."""
+    """Ingests that the writer noticed since the segment before; the times may lie outside the segment."""
 
     @property
     def span(self) -> KeyRange:

@@ -25,7 +25,7 @@ from tikv_br.storage.url import StorageLocation
 
 TIME_FORMAT, DATE_FORMAT = "%Y-%m-%dT%H%M%SZ", "%Y-%m-%d"
 PLACEHOLDERS = "{time}, {time:%Y-%m-%d_%H%M} with any format of strftime, {date}, {keyspace}"
-"""What the last part of a path may contain. Times are those of the start, in UTC."""
+"""What the last part of a path may contain. Times are the run's start, in UTC."""
 _PLACEHOLDER = re.compile(r"\{([a-z]*)(?::([^{}]*))?\}")
 _BARE_FORMAT = re.compile(r"%[YmHMS]")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]+")
@@ -67,7 +67,7 @@ class Subject:
 def dated_location(
     template: StorageLocation, reporter: Reporter, *, dry_run: bool, subject: Subject = Subject()
 ) -> StorageLocation:
-    """The place of this run's backup: the path with the UTC time in it, or that of an unfinished run that is to be resumed.
+    """The place of this run's backup: the path with the UTC time in it, or the path of an unfinished run that is to be resumed.
 
     A path without placeholders is returned as it is. Raises `UsageError`, `StorageError`.
     """

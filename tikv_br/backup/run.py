@@ -53,7 +53,7 @@ def runbook(
     copying: Sequence[Step[BackupContext]],
     compare: Callable[[BackupContext], None],
 ) -> list[Step[BackupContext]]:
-    """The steps of a backup that begins with a plan; those of its kind of data are passed."""
+    """The steps of a backup that begins with a plan; the steps for its kind of data are passed."""
     checks = [
         FunctionStep("check the input", steps.check_input),
         FunctionStep("connect", steps.connect),

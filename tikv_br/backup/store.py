@@ -130,7 +130,7 @@ class FinishedAnswers:
         )
 
     def _regions(self, counts: Mapping[str, Checksum]) -> tuple[RegionPart, ...]:
-        """Return the counts of each region, from its answer. ``counts`` are those of the stores' files, by name."""
+        """Return the counts of each region, from its answer. ``counts`` has the counts of the stores' files, by name."""
         found = []
         for answer in self.answers.answers():
             sums = reduce(Checksum.merge, (counts[written.name] for written in answer.files), Checksum())

@@ -73,7 +73,7 @@ class BackupSet:
     def open(cls, store: ObjectStore, key_mode: KeyMode | None = KeyMode.RAW) -> BackupSet:
         """Read the records and compare them with each other; reads no data file.
 
-        ``key_mode``: that of the data which the caller supports; None = any.
+        ``key_mode``: the kind of data that the caller supports; None = any.
         Raises `BackupNotFound`, `BackupDamaged` naming the object, `BackupUnsupported`, `CrypterMismatch`.
         """
         try:
@@ -197,7 +197,7 @@ class BackupSet:
     def seconds(self) -> int:
         """Time of the backup, in seconds since the epoch: rows that expire later are live. 0 = it does not record its time.
 
-        By PD's clock; where there are no timestamps, by that of the machine that made the backup.
+        By PD's clock; where there are no timestamps, by the clock of the machine that made the backup.
         """
         recorded_ms = 0 if self.manifest is None else self.manifest.description.started_ms
         return (physical_ms(self.backup_ts) if self.backup_ts else recorded_ms) // 1000
@@ -236,7 +236,7 @@ def _identities(backup: BackupSet) -> set[str]:
 
 
 def _recorded_ranges(content: MetaContent, known: Manifest | None) -> tuple[KeyRange, ...]:
-    """The ranges of a transactional backup: those of the manifest, or of the files of another tool's backup."""
+    """The ranges of a transactional backup, from the manifest or, for a backup of another tool, from its files."""
     if known is not None:
         return known.description.ranges
     return tuple(sorted({file.key_range for file in content.files}))
@@ -321,7 +321,7 @@ def _fits(backupmeta: bytes, crypter: Crypter) -> bool:
 
 
 def _hint_for_root(store: ObjectStore) -> str | None:
-    """The hint if the URL is that of many backups; None = the usual one."""
+    """The hint if there are several backups below the URL; None = the usual one."""
     with contextlib.suppress(StorageError):
         if any(True for _ in store.list(layout.INDEX)):
             place = store.location.redacted()

@@ -135,7 +135,7 @@ class _Work:
     meta: MetaEncoder
     """Raises for what `BackupSet.open` would refuse."""
     listed: dict[str, tuple[int, str]]
-    """Size and ETag of the data files in the storage, by name, but for those of the entries."""
+    """Size and ETag of the data files in the storage, by name, without the files of the entries."""
     intervals: list[KeyRange] = field(default_factory=list)
     files: RecordList[FileEntry] = field(default_factory=lambda: RecordList(FileEntry))
     last: dict[ColumnFamily, KeyRange] = field(default_factory=dict)

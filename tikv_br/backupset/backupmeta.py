@@ -103,7 +103,7 @@ def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
 
 
 class MetaEncoder:
-    """Encodes `backupmeta` from files that are added one by one and not kept; the bytes equal those of `encode`."""
+    """Encodes `backupmeta` from files that are added one by one and not kept; the bytes equal the result of `encode`."""
 
     def __init__(self, content: MetaContent) -> None:
         """``content`` has no files. Raises what `decode` would of it."""

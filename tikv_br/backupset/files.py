@@ -272,7 +272,7 @@ _REPLACED = "belongs to another part or to another backup: its own checksums are
 
 
 def content_damage(store: ObjectStore, file: FileEntry, expected: bytes, found: bytes, part: str = "the file") -> str:
-    """Return the damage of a file whose sha256, or that of a part, is not the recorded one. Reads all rows.
+    """Return the damage of a file if its sha256, or the sha256 of a part, is not the recorded one. Reads all rows.
 
     Altered bytes break the checksums that the file has inside. If these are right, it is another file.
     """

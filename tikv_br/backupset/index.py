@@ -90,11 +90,11 @@ class IndexEntry:
     """Value of `Crypter.method`."""
     key_mode: KeyMode = field(default=KeyMode.RAW, metadata=LATER)
     keyspace_names: tuple[str, ...] = field(default=(), metadata=LATER)
-    """As that of `Description`."""
+    """As in `Description`."""
 
     @property
     def format_version(self) -> int:
-        """As that of `Manifest`: an older version leaves the entry out."""
+        """As in `Manifest`: an older version leaves the entry out."""
         return 2 if self.key_mode is KeyMode.TXN else 1
 
     @property
@@ -192,7 +192,7 @@ def is_drill_path(path: str) -> bool:
 
 
 def is_of(entry: IndexEntry, backupmeta: bytes) -> bool:
-    """Return whether an entry's id is that of the backup with these bytes as `backupmeta`, which needs no key."""
+    """Return whether an entry is about the backup with these bytes as `backupmeta`; needs no key."""
     return entry.id == entry_id(entry.path, hashlib.sha256(backupmeta).digest())
 
 

@@ -170,7 +170,7 @@ def newest(store: ObjectStore) -> NewestLease:
 
 
 def _age(store: ObjectStore, number: int) -> float:
-    """Seconds since a number was created, by the storage's clock: those of the holder and of this machine may be hours apart."""
+    """Seconds since a number was created, by the storage's clock: the clocks of the holder and of this machine may be hours apart."""
     probe = f"{layout.LEASE}/clock-{secrets.token_hex(8)}"
     store.put(probe, b"")
     now_ms = store.stat(probe).modified_ms

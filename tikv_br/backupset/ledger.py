@@ -74,7 +74,7 @@ class FinishedTask:
     """Identity and counts of an entry, which a driver keeps."""
 
     start: bytes
-    """`start`, `end` and the counts are those of the entry."""
+    """`start`, `end` and the counts are the entry's."""
     end: bytes
     attempt: str
     vanished: int = 0

@@ -503,7 +503,7 @@ def _examine(
 
 
 def _trusted(listed: Iterable[ListedBackup], marked: Iterable[Removal], needed: AbstractSet[str]) -> list[Removal]:
-    """The removals to finish: those of a backup in the index that is not pinned and, by id, not ``needed`` by others."""
+    """The removals to finish: their backups are in the index, not pinned and, by id, not ``needed`` by others."""
     known = {each.entry.id: each for each in listed}
     trusted = []
     for removal in marked:

@@ -43,7 +43,7 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file, or those in ``span`` (RPC keys): batches of ``tikv_br.formats.columns.SCHEMA``, by ascending key.
 
-    ``codec`` is that of the file's keyspace, API version and mode. Of transactional data, ``file`` and ``values`` are those of a
+    ``codec`` is for the file's keyspace, API version and mode. Of transactional data, ``file`` and ``values`` are the files of a
     `FilePair`, and each row has its commit ts. Older versions of a key (newest first), tombstones and
     expired rows are there where the file has them: ``tikv_br.formats.rows.LiveFilter`` drops them. No batch is empty. Raises
     `BackupDamaged` and `BackupUnsupported` that name the file, `StorageError`.
@@ -109,7 +109,7 @@ SAMPLE_FILES, SAMPLE_KEYS = 8, 1000
 
 
 def sample_keys(backup: BackupSet, keyspace_id: int, span: KeyRange, now: int) -> list[bytes]:
-    """Some user keys of a keyspace and range, from the smallest files: those of rows that are live at ``now``.
+    """Some user keys of a keyspace and range, from the smallest files; only keys of rows that are live at ``now``.
 
     Raises as `read_rows`.
     """
@@ -216,7 +216,7 @@ def _names(backup: BackupSet) -> Mapping[int, str]:
 
 
 def chosen_codec(backup: BackupSet, keyspace: str) -> KeyCodec:
-    """The codec of the keyspace with an id or a recorded name; that of the only one for ``""``. Raises `UsageError`."""
+    """The codec of the keyspace with an id or a recorded name; for ``""`` of the only keyspace. Raises `UsageError`."""
     ids = keyspaces_of(backup) or (0,)
     if not keyspace and len(ids) > 1:
         raise UsageError(

@@ -432,7 +432,7 @@ def _csv_table(header: tuple[str, ...], columns: tuple[str, ...], dialect: CsvDi
         return pa.schema([(name, pa.large_binary()) for name in columns]).empty_table()
     if data.startswith(_BOM):  # Arrow would take it away
         data = b"\n" + data
-    # Other columns get names of their own: those of the file may be repeated.
+    # Other columns get names of their own: the file's names may be repeated.
     names = [name if name in columns else f"\0{at}" for at, name in enumerate(header)]
     return pa_csv.read_csv(
         pa.BufferReader(data),
@@ -458,7 +458,7 @@ _JSON = CsvDialect(quote="")
 
 
 def open_json(source: Input, files: Sequence[InputFile], columns: list[str]) -> FileInput:
-    """Find the types of columns: those of the first values that are not null. Raises `UsageError`."""
+    """Find the types of columns, from the first values that are not null. Raises `UsageError`."""
     _check_codec(files)
     kinds: dict[str, pa.DataType] = {}
     names: dict[str, None] = {}

@@ -44,7 +44,7 @@ class PartitionJob:
     output: BackupOptions
     """Location and format of the files."""
     conversion: Conversion
-    """Conversion from the target's API version to itself; its ts is that of all rows."""
+    """Conversion from the target's API version to itself; all rows get its ts."""
     span: KeyRange
     """All keys of the keyspace, as RPC keys."""
     now: int

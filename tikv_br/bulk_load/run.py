@@ -183,7 +183,7 @@ def _put_rows(writer: ColumnWriter, rows: pa.RecordBatch) -> int:
 
 
 def compare_checksums(context: PutContext) -> None:
-    """Compare the stores' checksums with those of the rows, partition by partition, up to the first key of the next one.
+    """Compare the stores' checksums with the rows' checksums, partition by partition, up to the first key of the next one.
 
     Stores do not count rows that have expired: where there may be such, nothing is compared. Raises `ChecksumMismatch`.
     """
@@ -230,7 +230,7 @@ class BulkLoadOptions(ExecutorOptions):
     allow_overwrite: bool = field(default=False, metadata=MAY_CHANGE)
     allow_followers: bool = field(default=False, metadata=MAY_CHANGE)
     checksum: bool = field(default=True, metadata=MAY_CHANGE)
-    """Compare the cluster's checksums with those of the files afterwards."""
+    """Compare the cluster's checksums with the files' checksums afterwards."""
     send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
     keep_staging: bool = field(default=False, metadata=MAY_CHANGE)
     resume: bool = field(default=True, metadata=MAY_CHANGE)
@@ -403,7 +403,7 @@ def _summary(
     timings: dict[str, float],
     done: RestoreSummary | None = None,
 ) -> BulkLoadSummary:
-    """``context`` is that of the steps that read the input; None = an earlier run has staged the rows."""
+    """``context`` is the state of the steps that read the input; None = an earlier run has staged the rows."""
     seconds = time.monotonic() - began
     results = context.results if context else []
     put = context.done if isinstance(context, PutContext) else []

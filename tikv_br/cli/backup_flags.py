@@ -55,7 +55,7 @@ class GcsFlags(Flags, shared=True, prefix="gcs."):
 class S3Flags(Flags, shared=True, prefix="s3."):
     """Access to S3, and to the other clouds."""
 
-    # First, as their names are not those of `S3Options`.
+    # First, as `S3Options` has other names for them.
     gcs: GcsFlags = field(default_factory=GcsFlags)
     azblob: AzblobFlags = field(default_factory=AzblobFlags)
 
@@ -204,7 +204,7 @@ def complete_id(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def chosen_backup(name: str) -> Any:  # noqa: ANN401 - as `argument`
-    """The declaration of the backup as an argument; the flag `name` may have its URL or that of a root instead."""
+    """The declaration of the backup as an argument; the flag `name` may have its URL or a root's URL instead."""
     text = f"Backup: its URL, or the id or newest of those below {name} (default: the backup at {name} itself)."
     return argument("", "[URL|ID|newest]", text, autocompletion=complete_id)
 

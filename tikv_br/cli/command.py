@@ -2,7 +2,7 @@
 
 The flags of a command are the fields of a dataclass, and its function gets one object of that class. `flag` and `argument` declare a
 field: default, help, names and placeholder. Name, environment variable and key in the config file follow from the field's name. A field
-whose type is another `Flags` class stands for all flags of that class. In help, a class's own fields come before those of its bases.
+whose type is another `Flags` class stands for all flags of that class. In help, a class's own fields come before its bases' fields.
 
 Groups of commands, which are imported only when they run, and the command that a group runs by default.
 """
@@ -174,7 +174,7 @@ class AroundFlags(Flags):
     """Flags that act before and after the function of the command that they are a field of."""
 
     def around(self, path: str, flags: Flags) -> AbstractContextManager[None]:
-        """What the function runs in; ``flags`` are those of the command at ``path``."""
+        """What the function runs in; ``flags`` are the values of the command at ``path``."""
         raise NotImplementedError
 
 
@@ -250,7 +250,7 @@ def _renamed(
 
 
 def _fields(flags: type[Flags]) -> list[tuple[str, Any, _Declaration | None, type[Flags]]]:
-    """Name, type, declaration and class of the fields; a class's own come before those of its bases."""
+    """Name, type, declaration and class of the fields; a class's own come before its bases' fields."""
     hints = typing.get_type_hints(flags)
     fields = {field.name: field for field in dataclasses.fields(cast("Any", flags))}
     owners: dict[str, type[Flags]] = {}

@@ -177,7 +177,7 @@ def _source(address: str) -> KafkaUrl:
 
 
 def _limits(address: str) -> ReplayLimits:
-    """The limits that the address names; their defaults are those of writers."""
+    """The limits that the address names; their defaults are the writers' defaults."""
     from tikv_br.incremental.kafka.topic_feed import ReplayLimits
 
     given = {name.replace("_", "-"): value for name, value in parse_qsl(urlsplit(address).query)}

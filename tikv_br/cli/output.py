@@ -60,7 +60,7 @@ def table(
 ) -> str:
     """Rows below their headings, in at most `width` columns where words and ids allow it.
 
-    Cells of the columns `prose` wrap at words. If that is not enough, those of `drop` are left out, first to last; if that is not
+    Cells of the columns `prose` wrap at words. If that is not enough, the columns `drop` are left out, first to last; if that is not
     enough either, or the terminal is narrow, each row becomes a list of lines.
     """
     names, dropped = list(columns), list[str]()

@@ -1,6 +1,6 @@
 """The config file: read, and checked against the flags of all commands before a command uses it.
 
-``[defaults]`` takes the flags that commands share, ``[backup.raw]`` those of that command; keys are the names of flags. A flag on the
+``[defaults]`` takes the flags that commands share, ``[backup.raw]`` the flags of that command; keys are the names of flags. A flag on the
 command line takes precedence over its environment variable, then come the command's section and ``[defaults]``.
 """
 

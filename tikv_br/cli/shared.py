@@ -224,7 +224,7 @@ class ClusterFlags(Flags, shared=True):
         return ClusterConfig(pd=parse_addresses(pd), tls=tls, skip_version_check=self.skip_version_check)
 
     def tls(self, ca: str | None, cert: str | None, key: str | None) -> TlsFiles:
-        """TLS files of another server: those of this cluster unless named; none if `ca` is empty."""
+        """TLS files of another server: this cluster's files unless named; none if `ca` is empty."""
         from tikv_br.cluster.config import TlsFiles
 
         return TlsFiles() if ca == "" else TlsFiles(ca=ca or self.ca, cert=cert or self.cert, key=key or self.key)

@@ -60,7 +60,7 @@ def _about(size: int, regions: int) -> str:
 
 
 def backup_figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str]]:
-    """Return the figures of the summary, with the Go tool's names if it has them; for a dry run, those of the plan."""
+    """Return the figures of the summary, with the Go tool's names if it has them; for a dry run, the figures of the plan."""
     from tikv_br.backupset.coverage import shown_keyspaces
 
     if summary.dry_run:

@@ -100,7 +100,7 @@ class TxnResult:
     """Result of a transaction."""
 
     succeeded: bool
-    """True if all conditions held and the operations of `then` were done; false if those of `otherwise` were."""
+    """True if all conditions held and the operations of `then` were done; false if the operations of `otherwise` were."""
     revision: int
     """Revision after the transaction: the create_revision of keys that it created."""
     listings: tuple[Listing, ...]

@@ -27,7 +27,7 @@ _CDC_SERVICE: Final = "tikvcdc"
 
 
 def foreign_followers(cluster: Cluster) -> list[str]:
-    """Followers that do not read announcements: TiKV-CDC, and those of older versions of tikv-br. Raises `ClusterError`, `EtcdError`."""
+    """Followers that do not read announcements: TiKV-CDC, and followers of older versions of tikv-br. Raises `ClusterError`, `EtcdError`."""
     ingests = cluster.ingests
     watching = ingests.followers()
     now = cluster.pd.tso() >> 18

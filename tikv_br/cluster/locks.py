@@ -54,7 +54,7 @@ class LockReport:
     live: tuple[LiveLock, ...]
     """One lock of each transaction that is still alive and in the way, the oldest transaction first."""
     pushed: frozenset[int]
-    """Start ts of those of them that can no longer commit at or below the reader's timestamp; not of async commits."""
+    """Start ts of the transactions among them that can no longer commit at or below the reader's timestamp; not of async commits."""
 
 
 class SnapshotLocks:
@@ -106,7 +106,7 @@ class LockResolver:
         self._pushed: set[int] = set()
         self._resolved = 0
         self._ttl_ms = 0
-        """TTL of the transaction that `_fate` has found alive: that of its primary lock, which its client keeps alive."""
+        """TTL of the transaction that `_fate` has found alive: the TTL of its primary lock, which its client keeps alive."""
 
     def resolve(self, span: KeyRange, max_ts: int, *, reader_ts: int = 0, patience: float = 0.0) -> LockReport:
         """Resolve the locks with a start ts up to `max_ts` in an RPC range; waits up to `patience` seconds for live transactions to end.
@@ -194,7 +194,7 @@ class LockResolver:
             commit_ts = self._async_fate(status.lock_info)
             if commit_ts is not None:
                 return self._remember(lock.lock_version, commit_ts)
-            # Not all of its locks are those of async commit: its primary alone decides.
+            # Not all of its locks are for async commit: its primary alone decides.
             request.force_sync_commit = True
             status = self._calls.check_status(request)
             check_key_error(status.error, "CheckTxnStatus")

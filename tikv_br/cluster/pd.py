@@ -134,7 +134,7 @@ class PdClient:
             start = page[-1].end
 
     def scatter(self, region_ids: Sequence[int], group: str = "") -> list[int]:
-        """Ask PD to spread these regions over the stores, and those of a `group` evenly.
+        """Ask PD to spread these regions over the stores, and the regions of a `group` evenly.
 
         Returns the ids that could not be: retry those a moment later. Follow the rest by `operator`.
         """

@@ -254,7 +254,7 @@ def member_health(pd: PdHttp) -> dict[str, bool]:
 
 
 def gc_status(pd: PdHttp) -> GcStatus:
-    """GC's safe point and those of services."""
+    """The safe points of GC and of services."""
     document = _object(pd, "/gc/safepoint")
     services = (
         ServiceSafePoint(item["service_id"], int(item["safe_point"]), int(item["expired_at"]))

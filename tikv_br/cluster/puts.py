@@ -102,7 +102,7 @@ class ColumnWriter:
         rate_limit: RateLimit | None = None,
         now: Callable[[], int] = no_clock,
     ) -> None:
-        """`context` is that of a request, which takes `batch_rows` at most; for `fence` and `now` see `RawClient`. `rate_limit` is for puts."""
+        """`context` makes the context of a request, which takes `batch_rows` at most; for `fence` and `now` see `RawClient`. `rate_limit` is for puts."""
         self._router = router
         self._codec = codec
         self._context = context

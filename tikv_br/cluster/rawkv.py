@@ -63,7 +63,7 @@ class RawClient:
     ) -> None:
         """`fence` is called right before each request that writes, and may raise to stop it.
 
-        `now` gives the seconds since the epoch by which expiries are judged: those of `ClusterClock`.
+        `now` gives the seconds since the epoch by which expiries are judged, as `ClusterClock` does.
         """
         self._router = router
         self.cluster_id = cluster_id
@@ -86,7 +86,7 @@ class RawClient:
         return self._on_key(key, send, "RawGet")
 
     def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The values of those of the keys that exist."""
+        """The values of the keys that exist."""
         rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
         found: dict[bytes, bytes] = {}
         done = 0

@@ -128,7 +128,7 @@ class BackupComparison(Comparison):
         """``store`` holds the files, written in ``api_version``, which is the cluster's too.
 
         The checksum of a whole file is requested in parts that ``cuts``, ascending RPC keys by the file's name, divide.
-        ``expiry_recorded`` is that of the `BackupSet`.
+        ``expiry_recorded`` is as in the `BackupSet`.
         With ``others``, keys that the backup does not have are no difference: their numbers are stored there, by part.
         """
         super().__init__(cluster)
@@ -166,7 +166,7 @@ class BackupComparison(Comparison):
     def hidden_rows(self, part: FilePart) -> int:
         """Return the number of rows of a part that newer deletes hide, if that is the only difference; else 0.
 
-        All rows that the cluster shows must be those of the file, unless others are counted, and the first missing one must have
+        All rows that the cluster shows must be in the file, unless others are counted, and the first missing one must have
         a tombstone (API V2). Reads both sides, unless the cluster shows no row of a whole file. Raises as `compare`.
         """
         file = part.file

@@ -55,7 +55,7 @@ def compare_batches(a: pa.RecordBatch, b: pa.RecordBatch, now: int, expiry_error
     """Compare rows of ``SCHEMA`` of the same range at about ``now`` (seconds since the epoch).
 
     Expired rows of A are ignored; those that expire about now may be missing in B. Expiries of A may be up to
-    ``expiry_error`` seconds too early; those of B are ignored: scans do not return them.
+    ``expiry_error`` seconds too early; B's expired rows are ignored: scans do not return them.
     """
     expire_ts = columns.numbers(a["expire_ts"])
     a = _filtered(a, (expire_ts == 0) | (expire_ts > now - CLOCK_SECONDS - expiry_error))

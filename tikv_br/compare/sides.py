@@ -53,7 +53,7 @@ class RecordedSums(NamedTuple):
     def possible(self, first: int, last: int) -> list[Checksum]:
         """The checksums that a cluster with these rows may answer between two seconds since the epoch.
 
-        That of all rows before the first expires, that of the lasting rows after the last has expired; none in between.
+        The checksum of all rows before the first expires, of the lasting rows after the last has expired; none in between.
         """
         everything, expiry = self
         if not expiry.total_kvs or expiry.earliest > last:
@@ -95,7 +95,7 @@ def _checksum(rows: pa.RecordBatch, prefix: bytes, wanted: Flags) -> Checksum:
 
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 8 << 20
-"""Approximate size of the chunks in memory, which is that of a batch of a file."""
+"""Approximate size of the chunks in memory: a batch of a file."""
 
 
 class ClusterSide:
@@ -130,7 +130,7 @@ class ClusterSide:
         """A cluster records no checksums."""
 
     def possible(self, span: KeyRange, answer: RangeSums) -> Collection[Checksum]:
-        """The checksum that a cluster with the same key format should answer: that of this cluster's stores."""
+        """The checksum that a cluster with the same key format should answer: the one that this cluster's stores compute."""
         del answer
         return [self.sums(span).sums]
 
@@ -210,7 +210,7 @@ class RowsSide:
     def __init__(
         self, rows: pa.RecordBatch, prefix: bytes, now: Callable[[], int], origin: ClusterSide | None = None
     ) -> None:
-        """``prefix`` is that of B's RPC keys; ``now`` that of B; ``origin`` the cluster that the rows come from."""
+        """``prefix`` is in front of B's RPC keys; ``now`` is B's time; ``origin`` the cluster that the rows come from."""
         self._rows = rows
         self._prefix = prefix
         self._now = now

@@ -24,7 +24,7 @@ V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 
 
 class Loss(enum.StrEnum):
-    """Information that a conversion can lose; the values are those of ``--allow-loss``."""
+    """Information that a conversion can lose; the values are the words of ``--allow-loss``."""
 
     TTL = "ttl"
     TS = "ts"

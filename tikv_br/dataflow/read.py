@@ -67,7 +67,7 @@ class StoredRows:
     def batches(self, span: KeyRange, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
         """The rows of an RPC range, by ascending key: batches of `SCHEMA` without tombstones, one version per key.
 
-        ``codec`` is that of the files, in the range's keyspace. Raises as `read_rows` and `read_log_rows`.
+        ``codec`` is for the files' encoding and the range's keyspace. Raises as `read_rows` and `read_log_rows`.
         """
         from tikv_br.formats.order import newest_versions, rows_at
         from tikv_br.formats.rows import LiveFilter

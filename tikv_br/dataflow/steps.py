@@ -293,7 +293,7 @@ def verify_coverage(context: BackupContext) -> None:
 def commit(context: BackupContext, entries: Iterable[LedgerEntry] | None = None) -> None:
     """Write the manifest, then `backupmeta`, and add the backup to the index of its parent folder.
 
-    ``entries``: those of a backup without a ledger, one for each interval, in the order of keys.
+    ``entries``: the entries of a backup without a ledger, one for each interval, in the order of keys.
     """
     context.check_locks()
     if context.manifest is None:

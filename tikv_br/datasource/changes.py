@@ -1,4 +1,4 @@
-"""The stream of the source ``tikv``: the changes in a log archive, between two offsets exactly those of these times.
+"""The stream of the source ``tikv``: the changes in a log archive, between two offsets exactly the changes of these times.
 
 An offset is a timestamp up to which the log has every change, so a micro-batch that Spark repeats has the same rows. Needs PySpark 4.2.
 """
@@ -80,7 +80,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     source: LogSource
     keyspace: str
     ranges: tuple[KeyRange, ...] | None
-    """User keys; None = those of the log."""
+    """User keys; None = the log's range."""
     starting_ts: int | None
     """The stream has the changes after this; 0 = all, None = those after the present end of the log."""
     allow_inexact: bool

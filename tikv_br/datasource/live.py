@@ -65,7 +65,7 @@ class TikvDataSource(DataSource):
         return "tikv"
 
     def schema(self) -> StructType:
-        """``key`` and ``value``, with the option ``ttl`` also ``expire_ts``; with ``log`` those of changes. Raises `UsageError` for a wrong option."""
+        """``key`` and ``value``, with the option ``ttl`` also ``expire_ts``; with ``log`` the columns of changes. Raises `UsageError` for a wrong option."""
         with with_hints():
             return CHANGES if _is_stream(self.options) else _reader(self.options).schema
 
@@ -131,7 +131,7 @@ class TikvDataSource(DataSource):
 
 
 def _is_stream(given: Mapping[str, str]) -> bool:
-    """Return whether the options are those of a change stream; Spark requests its columns as those of a query."""
+    """Return whether the options are those of a change stream; Spark requests its columns in the same way as a query's."""
     return any(name.lower() == "log" for name in given)
 
 

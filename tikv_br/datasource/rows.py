@@ -34,7 +34,7 @@ TYPES: dict[str, DataType] = {
     "expire_ts": LongType(),
     "ts": LongType(),
 }
-"""All columns that a source can have. ``op`` is that of a change; ``expire_ts`` is in seconds since the epoch, 0 = never; ``ts`` a TSO."""
+"""All columns that a source can have. ``op`` is the operation of a change; ``expire_ts`` is in seconds since the epoch, 0 = never; ``ts`` a TSO."""
 CHANGES = StructType(
     [StructField(name, TYPES[name], name == "value") for name in ("op", "key", "value", "expire_ts", "ts")]
 )

@@ -36,7 +36,7 @@ class ClusterChoice:
 
     config: ClusterConfig
     keyspace: str | int = ""
-    """Id or name; ``""`` = the default keyspace for A, that of A's name for B. A number is not looked up in PD."""
+    """Id or name; ``""`` = for A the default keyspace, for B the keyspace with A's name. A number is not looked up in PD."""
 
 
 @dataclass(frozen=True, slots=True)

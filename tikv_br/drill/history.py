@@ -31,7 +31,7 @@ REPORTS = "reports"
 MAX_TREND = 60
 """Drills in a trend, at most."""
 WHOLE_BACKUP = "lost-cluster"
-"""The scenario whose RTO is that of the whole backup."""
+"""The scenario whose RTO is of the whole backup."""
 Count = Milliseconds
 Figure = Annotated[float, msgspec.Meta(gt=-MAX_MILLISECONDS, lt=MAX_MILLISECONDS)]
 SEAL = "content_sha256"
@@ -84,7 +84,7 @@ def past_drill_of(report: Mapping[str, Any]) -> PastDrill:
 
 
 def backup_path(drill: str) -> str:
-    """The folder of a drill's backup, below that of all backups."""
+    """The folder of a drill's backup, below the folder of all backups."""
     return f"drill-{drill}"
 
 

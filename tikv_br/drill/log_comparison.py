@@ -134,7 +134,7 @@ class SourceComparison:
     def _without_changed(
         self, keys: pa.LargeBinaryArray, files: Mapping[str, FileEntry], span: KeyRange
     ) -> pa.LargeBinaryArray:
-        """The keys without those of a range that have a change after the restored time in the files."""
+        """The keys, without the keys of a range that have a change after the restored time in the files."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -138,7 +138,7 @@ def _usable_backups(context: DrillContext, choice: PointChoice, archive: LogArch
 
 
 def _candidates(context: DrillContext) -> Iterator[tuple[StorageLocation, IndexEntry | None]]:
-    """The named backup, without its entry, or those of the folder that replace each other, the newest first."""
+    """The named backup, without its entry, or the folder's backups that replace each other, the newest first."""
     if context.options.existing is not None:
         yield context.options.existing, None
         return

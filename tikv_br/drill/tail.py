@@ -185,7 +185,7 @@ class Tail:
             runner.force_exact()
 
     def now_ts(self) -> int:
-        """Return a timestamp of the source that is larger than those of all earlier writes."""
+        """Return a timestamp of the source that is larger than the timestamps of all earlier writes."""
         return self._plan.clusters.get(self._plan.source).pd.tso()
 
     def lag(self) -> float:

@@ -1,4 +1,4 @@
-"""All errors: their base; those of the command line and this machine; of backups, logs, restores and syncs; of servers and storages.
+"""All errors: their base; errors of the command line and this machine; of backups, logs, restores and syncs; of servers and storages.
 
 Some are results of commands that worked and found a problem.
 """

@@ -1,6 +1,6 @@
 """Source of an export, and the task that writes one part of it.
 
-A task writes one object, which becomes visible as a whole and replaces that of an earlier attempt.
+A task writes one object, which becomes visible as a whole and replaces the object of an earlier attempt.
 """
 
 from __future__ import annotations

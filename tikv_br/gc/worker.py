@@ -62,7 +62,7 @@ class Candidate:
         self._name = name
         self.key = f"{PREFIX}{lease.lease:x}"
         self.revision = 0
-        """Revision that created our key: smaller than those of all later candidates; 0 = not yet created."""
+        """Revision that created our key: smaller than the revision of any later candidate; 0 = not yet created."""
 
     def join(self) -> None:
         """Become a candidate. Raises `EtcdError`."""

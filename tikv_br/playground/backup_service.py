@@ -207,7 +207,7 @@ class RawBackup:
 
 
 class RowProperties:
-    """TiKV's own properties of a file of raw rows, as far as tools read them; those of the store's API version also if it converts."""
+    """TiKV's own properties of a file of raw rows, as far as tools read them; they are of the store's API version even if it converts."""
 
     def __init__(self, api_version: ApiVersion, release: ServerVersion) -> None:
         is_ttl = api_version is ApiVersion.V1TTL

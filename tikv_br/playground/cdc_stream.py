@@ -253,7 +253,7 @@ class FeedStream:
 
 
 class ChangeDataService:
-    """Serves one store. ``interval`` (seconds) is that of resolved-ts, ``quota`` (bytes) of a stream's queued events."""
+    """Serves one store. ``interval`` is the seconds between resolved-ts, ``quota`` the bytes that a stream's queued events may have."""
 
     def __init__(self, node: StoreNode, hub: ChangeHub, interval: float, quota: int) -> None:
         self._node, self._hub = node, hub

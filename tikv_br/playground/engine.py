@@ -1,4 +1,4 @@
-r"""The RocksDB of a playground, which all stores share. Its keys are those of TiKV.
+r"""The RocksDB of a playground, which all stores share. Its keys are as in TiKV.
 
 Data keys are ``z`` + storage key, so that SSTs written for TiKV can be ingested unchanged, in TiKV's three column families. The
 playground's own records (regions, ids, PD state) are below ``\x01`` of the default one, as TiKV's local keys are.

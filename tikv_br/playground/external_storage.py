@@ -194,7 +194,7 @@ class CloudStorage:
 
 
 def _open_s3(s3: brpb_pb2.S3) -> CloudStorage:
-    """A bucket, with the credentials of the request, or those of the environment if it has none."""
+    """A bucket, with the credentials of the request, or the environment's if it has none."""
     return _open_cloud(
         "s3",
         s3,

@@ -80,7 +80,7 @@ def crash_store(node: StoreNode, context: grpc.ServicerContext, rpc: str, what: 
 
 
 class TimestampRenewal:
-    """Renews the cached timestamps of all stores, and drops those of a store that leads a new region."""
+    """Renews the cached timestamps of all stores, and drops the timestamps of a store that leads a new region."""
 
     def __init__(self, nodes: Mapping[int, StoreNode], regions: RegionTable, tso: Tso, sync_delay: float) -> None:
         """``sync_delay``: seconds after which the store of a new leader drops them; until then the region refuses V2 writes."""

@@ -113,7 +113,7 @@ class GcState:
             self._save()
 
     def other_barriers(self) -> dict[tuple[str, int | None], ServiceSafePoint]:
-        """Global barriers, and those of keyspaces that have their own GC, by name and keyspace."""
+        """Global barriers, and barriers of keyspaces that have their own GC, by name and keyspace."""
         with self._lock:
             now = self.now()
             self._barriers = {key: each for key, each in self._barriers.items() if each.expires > now}

@@ -290,7 +290,7 @@ def _region_messages(regions: Iterable[Region]) -> list[pdpb_pb2.Region]:
 PD: Final = 0
 """The store id under which failpoints know PD."""
 ANSWER_SECONDS: Final = 0.2
-"""Delay before PD goes down: its port is also that of the admin API, which must answer first."""
+"""Delay before PD goes down: its port also serves the admin API, which must answer first."""
 ELECTION_SECONDS: Final = 0.3
 """Seconds from the election of PD's leader until it serves, and from then until stores have found it."""
 _HTTP2: Final = b"PRI * HTTP/2.0"
@@ -407,7 +407,7 @@ class PdServer:
         """
         self._http = HttpServer(lambda request: admin.handle(request) or self._answer(request))
         for index in range(self._state.settings.pd_members):
-            failpoints = FailpointInterceptor(self._failpoints, PD, CallClock())  # `calls` counts those of stores only
+            failpoints = FailpointInterceptor(self._failpoints, PD, CallClock())  # `calls` counts only calls of stores
             service = PdService(self._state, index)
             etcd = EtcdService(self._state.etcd, lambda: self._state.leader is not None)
             member, port = start_server(ANY_PORT, [service.add_to, etcd.add_to], interceptors=[failpoints])
@@ -538,5 +538,5 @@ class PdServer:
 
 
 def _name(index: int) -> str:
-    """The key of a member's port; the first one's is that of playgrounds of before."""
+    """The key of a member's port; the first one's is the key of earlier playgrounds."""
     return "pd" if index == 0 else f"pd{index + 1}"

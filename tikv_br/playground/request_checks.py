@@ -167,7 +167,7 @@ def _mode_of(start: bytes | None, end: bytes | None) -> int | None:
     """The first byte of a range's keys; None if they may differ (``parse_range_mode`` of TiKV's ``components/api_version``).
 
     An end outside the mode is taken only as one byte, the next one. A memcomparable end, as transactional commands check it, is never
-    that short. The ends come as sent: those of a reverse scan begin with the upper one.
+    that short. The ends come as sent: a reverse scan sends the upper one first.
     """
     if not start or not end:
         return None

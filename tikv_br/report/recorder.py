@@ -58,7 +58,7 @@ class Recorder:
         self._reporter, self._total, self._clock = reporter, total, clock
         self._began = clock()
         self._open: list[tuple[str, float]] = []
-        """The current step of the drill, and within it that of an operation."""
+        """The current step of the drill, and within it the step of an operation."""
         self._started = 0
 
     @property

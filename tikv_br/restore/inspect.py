@@ -32,7 +32,7 @@ class FileCheck(enum.StrEnum):
     CONTENT = "content"
     """`IDENTITY`, and the SHA-256 of the whole file."""
     AUTO = "auto"
-    """`IDENTITY` if the recorded ETag vouches for the content, else `CONTENT`: for copied backups and those of the Go tool."""
+    """`IDENTITY` if the recorded ETag vouches for the content, else `CONTENT`: for copied backups and the Go tool's backups."""
 
 
 @dataclass(frozen=True, slots=True)

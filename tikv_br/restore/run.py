@@ -626,7 +626,7 @@ def abort_restores(location: StorageLocation, cluster: ClusterConfig | None) -> 
 
 
 def _marked(live: Cluster, store: ObjectStore) -> list[str]:
-    """The restores with records in ``store`` that began in this cluster, as its marks prove: another id may be that of a running one."""
+    """The restores with records in ``store`` that began in this cluster, as its marks prove: another id may belong to a running one."""
     found = []
     for restore_id in restore_ids(store):
         try:

@@ -1,4 +1,4 @@
-"""Values of the page and of ``/api/overview.json``; the fields are those of the JSON."""
+"""Values of the page and of ``/api/overview.json``; the fields are as in the JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReadState(Generic[T]):
     read_ms: int = 0
     """Time of that read, in milliseconds since the epoch; 0 = never."""
     error: str = ""
-    """Reason why the last attempt failed; `value` is then that of an earlier one."""
+    """Reason why the last attempt failed; `value` is then from an earlier one."""
     hint: str = ""
 
 
@@ -47,7 +47,7 @@ class Source:
     read_ms: int
     """Time of the last successful read, in milliseconds since the epoch; 0 = never."""
     error: str
-    """Reason why the last attempt failed; the values are then those of an earlier one."""
+    """Reason why the last attempt failed; the values are then from an earlier one."""
     hint: str
 
 
@@ -105,7 +105,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest backup of a storage, or of those of its backups that one limit is for."""
+    """The newest backup of a storage, or of the backups in it that one limit is for."""
 
     storage: str
     prefix: str
@@ -121,7 +121,7 @@ class Newest:
     """Of the newest full backup, as the following fields."""
     total_kvs: int
     rows_before: int
-    """As that of `Backup`."""
+    """As in `Backup`."""
 
     @property
     def where(self) -> str:

@@ -26,7 +26,7 @@ JOIN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Sources by section; the fields are those of `States`."""
+    """Sources by section; the fields are as in `States`."""
 
     backups: tuple[ShownSource[Backups], ...] = ()
     logs: tuple[ShownSource[Log], ...] = ()

@@ -207,7 +207,7 @@ class ObjectSource:
     """An object read by ranges and decrypted (`tikv_br.formats.sst.RandomAccess`)."""
 
     def __init__(self, store: ObjectStore, name: str, cipher_iv: bytes) -> None:
-        """Open a file; ``cipher_iv`` is that of its record. Raises `StorageError`, `BackupDamaged` for an invalid IV."""
+        """Open a file; ``cipher_iv`` is from its record. Raises `StorageError`, `BackupDamaged` for an invalid IV."""
         self._store = store
         self._name = name
         self._iv = cipher_iv

@@ -110,7 +110,7 @@ class _TemporaryFileRemoved(Exception):
 
 
 def refuse_odd(path: Path | str, mode: int) -> None:
-    """Raise `StorageNotRegular` if the mode is that of neither a file nor a directory."""
+    """Raise `StorageNotRegular` unless the mode is of a file or a directory."""
     if what := _KINDS.get(stat.S_IFMT(mode)):
         raise StorageNotRegular(f"{path} is {what}, not a file or a directory of the storage")
 

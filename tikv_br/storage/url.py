@@ -189,7 +189,7 @@ def _fields(kind: type[CloudOptions]) -> dict[str, str]:
 
 def expand_home(path: str) -> str:
     """A path in which ``~`` is the home directory; unchanged for a user without one."""
-    return os.path.expanduser(path)  # noqa: PTH111  # that of `Path` raises an error for such users
+    return os.path.expanduser(path)  # noqa: PTH111  # `Path.expanduser` raises an error for such users
 
 
 def aws_endpoint() -> str:
@@ -352,7 +352,7 @@ def _answered_location(
 
 
 def parse(url: str, flags: CloudFlags | None = None) -> StorageLocation:
-    """Read a storage URL; of the ``flags`` those of its cloud are used. Raises `UsageError`."""
+    """Read a storage URL; of the ``flags`` only its cloud's are used. Raises `UsageError`."""
     clouds = flags or CloudFlags()
     if not url:
         raise UsageError(
@@ -486,7 +486,7 @@ def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
     options = dataclasses.replace(flags.gcs, **read_parameters(parts.query, GcsOptions))
     if not options.endpoint:
         _refuse_emulator("STORAGE_EMULATOR_HOST", "http://127.0.0.1:4443")
-    # The Go tool's endpoint is that of the JSON API.
+    # The Go tool's endpoint is for the JSON API.
     endpoint = options.endpoint.rstrip("/").removesuffix("/storage/v1")
     check_endpoint(endpoint, "GCS")
     options = dataclasses.replace(options, endpoint=endpoint)

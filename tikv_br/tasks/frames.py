@@ -41,11 +41,11 @@ _DEFAULTS = {
     "csv": {"header": "true", "enforceSchema": "false", "multiLine": "true", "escape": '"', "mode": "FAILFAST"},
     "json": {"mode": "FAILFAST"},
 }
-"""Options of formats unless others are given: columns have names, which are the same in all files; CSV is that of RFC 4180."""
+"""Options of formats unless others are given: columns have names, which are the same in all files; CSV is as in RFC 4180."""
 _FILES = {"parquet", "orc", "csv", "json", "avro", "text"}
 """Formats whose inputs are folders of files."""
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13:VERSION"
-"""Spark's module for Avro, which is not part of pyspark. VERSION is that of the Spark in use."""
+"""Spark's module for Avro, which is not part of pyspark. VERSION is the version of the Spark in use."""
 
 
 @contextlib.contextmanager

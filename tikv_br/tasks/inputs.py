@@ -46,7 +46,7 @@ TTL_TEXT = r"\A[0-9]{1,18}\z"
 
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
-    """Dialect of CSV; by default that of RFC 4180. Raises `UsageError`."""
+    """Dialect of CSV; by default RFC 4180. Raises `UsageError`."""
 
     delimiter: str = ","
     quote: str = '"'
@@ -114,7 +114,7 @@ class Input:
     """Options of Spark's reader. With them it reads the input, also CSV and JSON lines."""
     csv: CsvDialect = field(default=CsvDialect(), repr=False)
     encoding: Literal["raw", "hex", "escaped"] | None = field(default=None, repr=False)
-    """Notation of keys and values in CSV and JSON lines; None = that of the export that the input is, or raw."""
+    """Notation of keys and values in CSV and JSON lines; None = as the export that the input is records it, else raw."""
 
     @property
     def used_columns(self) -> list[tuple[str, str]]:

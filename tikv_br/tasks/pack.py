@@ -1,6 +1,6 @@
 """Packs this Python's tikv-br, with the packages that it needs, as an archive that executors unpack.
 
-Not pyspark: workers use that of their Spark. Not the interpreter: workers need one of the same version.
+Not pyspark: workers use their Spark's. Not the interpreter: workers need one of the same version.
 """
 
 from __future__ import annotations

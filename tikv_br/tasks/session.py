@@ -243,7 +243,7 @@ def spark_context(
 ) -> Iterator[SparkContext]:
     """Start a session for the length of the block; it is stopped, JVM and all, however the block ends.
 
-    ``concurrency`` sets the threads of ``local[*]``, and limits those of ``local[n]`` or the cores to take of a cluster. Raises `UsageError`
+    ``concurrency`` sets the threads of ``local[*]``, and limits the threads of ``local[n]`` or the cores to take of a cluster. Raises `UsageError`
     for a malformed master, `SparkUnavailable`, and `SparkWorkerUnfit` if a cluster's worker cannot run tasks.
     """
     pandas_import.allow()

@@ -1,4 +1,4 @@
-"""The settings of Spark: the user's, and those of a session.
+"""The settings of Spark: the user's, and a session's.
 
 Settings come from ``spark-defaults.conf``, which Spark itself reads, then from the user's `SparkSettings`, then from here.
 """

@@ -70,7 +70,7 @@ class FileJob:
     """True if the backup records the expiring rows of each file; tikv-br's backups do."""
     backup_ts: int
     is_increment: bool = False
-    """True if files have tombstones, as those of incremental backups."""
+    """True if files have tombstones, as in incremental backups."""
 
 
 def check_part(job: FileJob, part: FilePair, context: TaskContext) -> TaskFindings:

@@ -93,7 +93,7 @@ class VerifyOptions(ExecutorOptions):
     to_keyspace: str = ""
     """Id or name of the cluster's keyspace (API V2), for `Level.RESTORE`; ``""`` = the one with the same name as in the backup."""
     by_name: bool = True
-    """Whether keyspaces are found by their names. A drill's own playground has no names; it gets those of the same ids."""
+    """Whether keyspaces are found by their names. A drill's own playground has no names; there keyspaces are found by their ids."""
     span: KeyRange = EVERY_KEY
     """User keys to verify at the levels above `Level.META`: files that have none of them are not read."""
     subset: Subset = field(default_factory=Subset)

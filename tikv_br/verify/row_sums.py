@@ -77,7 +77,7 @@ def sum_records(batches: Iterable[pa.RecordBatch], file: FileEntry, codec: KeyCo
 def sum_txn(part: FilePair, data: Mapping[FileEntry, RandomAccess], codec: KeyCodec, backup_ts: int) -> RowSums:
     """The sums of transactional rows, after checking every block and row of both files, and each record for its value.
 
-    Raises `FormatError` that names the file if it is that of values; also for deletes and later commits than backup-ts.
+    Raises `FormatError` that names the file if the damage is in the file of values; also for deletes and later commits than backup-ts.
     """
     sums = RowSums()
     values = () if part.values is None else _checked_rows(part.values, data[part.values], codec)

@@ -198,7 +198,7 @@ def wanted_pairs(context: VerifyContext) -> list[FilePair]:
 
 
 def choose_files(context: VerifyContext) -> None:
-    """Choose the files to read; missing files and those of another size are findings already."""
+    """Choose the files to read; missing files and files of another size are findings already."""
     options, present = context.options, set(context.present)
     pairs = wanted_pairs(context)
     wanted = set(options.subset.choose([pair.file for pair in pairs], options.seed))

@@ -62,7 +62,7 @@ class HttpResponse:
     body: bytes
     code: HTTPStatus = HTTPStatus.OK
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Besides those of every answer."""
+    """Headers besides the ones of every answer."""
 
 
 Answer = Callable[[HttpRequest], HttpResponse]

@@ -150,7 +150,7 @@ class VisibleRow:
 
 
 class DefaultNotFound(Exception):
-    """A commit record whose value is missing: an SST of ``write`` was ingested without that of ``default``."""
+    """A commit record whose value is missing: an SST of ``write`` was ingested without its SST of ``default``."""
 
 
 class MvccReader:
