@@ -125,6 +125,7 @@ class GcsObjectStore(CloudObjectStore):
         "AccountProblem": "the account is disabled",
         "UserProjectAccountProblem": "the project's billing account is disabled",
     }
+    _LISTS_BEHIND = "Google"
     _IGNORED_VARIABLES = frozenset(
         {
             "GOOGLE_BASE_URL",
@@ -189,7 +190,7 @@ class S3ObjectStore(CloudObjectStore):
     )
     _TAKEN = frozenset({"PreconditionFailed"})
     _BUSY = frozenset({CONDITIONAL_CONFLICT})
-    _LISTS_BEHIND = True
+    _LISTS_BEHIND = "S3"
     _IGNORED_VARIABLES = frozenset(
         {
             "AWS_BUCKET",

@@ -48,6 +48,9 @@ class Listing(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """One page."""
         query = dict(parse_qsl(urlsplit(self.path).query))
+        if "list-type" not in query:  # the probe
+            self.do_HEAD()
+            return
         names = [f"{query.get('prefix', '')}{number:02}" for number in range(27)]
         behind = query.get("continuation-token") or (
             "" if "ignores start-after" in self.kind else query.get("start-after", "")
@@ -106,10 +109,10 @@ def page(status: int, url: str = S3_URL) -> Iterator[StorageLocation]:
 
 
 @contextmanager
-def listing(kind: str) -> Iterator[StorageLocation]:
-    """A server of 27 objects."""
+def listing(kind: str, url: str = S3_URL) -> Iterator[StorageLocation]:
+    """A server of 27 objects; `url` as in `scripted`."""
     with _served(type("Handler", (Listing,), {"kind": kind})) as endpoint:
-        yield parse(f"{S3_URL}&endpoint={endpoint}")
+        yield parse(f"{url}&endpoint={endpoint}")
 
 
 @contextmanager

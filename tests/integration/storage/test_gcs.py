@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.gcs_server import GcsServer, gcs_server
-from tests.integration.storage.scripted import scripted
+from tests.integration.storage.scripted import listing, scripted
 from tests.integration.storage_suite import StorageSuite, stream
 from tests.support.ports import reserved_ports
 from tikv_br.errors import (
@@ -136,6 +136,24 @@ def test_answers_and_their_classes(
         with pytest.raises(TikvBrError, match=sentence) as caught:
             open_store(patient).put_if_absent("object", b"x")
     assert caught.value.exit_code == kind.exit_code
+
+
+@pytest.mark.parametrize("kind", ["plain", "one page", "no tokens", "silent", "one page, silent"])
+def test_listings_are_whole(server: GcsServer, kind: str) -> None:
+    """27 of 27 objects, also of a server or proxy that ends its listing after a page, whether it says so or not."""
+    with listing(kind, f"gcs://bucket/p?credentials-file={server.credentials}") as location:
+        names = [info.name.removeprefix("f/") for info in open_store(location).list("f")]
+    assert names == [f"{number:02}" for number in range(27)]
+
+
+@pytest.mark.parametrize("kind", ["no tokens, ignores start-after", "silent, ignores start-after"])
+def test_listings_that_cannot_be_whole(server: GcsServer, kind: str) -> None:
+    """Where the rest cannot be asked for, the listing is an error that names the server."""
+    with (
+        listing(kind, f"gcs://bucket/p?credentials-file={server.credentials}") as location,
+        pytest.raises(StorageError, match=r"http://127\.0\.0\.1:\d+ does not list the bucket 'bucket' as Google does"),
+    ):
+        list(open_store(location).list("f"))
 
 
 def test_missing_bucket(server: GcsServer) -> None:
