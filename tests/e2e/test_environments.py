@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import environment
+from tests.e2e.command import PROGRAM, environment, succeed
 from tests.e2e.conftest import Playgrounds
+from tests.support.live_cluster import contents, live_cluster
 from tests.support.tools import ROOT
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
+from tikv_br.errors import Terminated
+from tikv_br.formats.api_version import ApiVersion
 
 SCRIPT = """
 import contextlib, io, json, sys
@@ -174,3 +177,39 @@ def test_what_such_a_user_needs(command: str, code: int, needed: str, playground
         cwd=tmp_path,
     )
     assert (done.returncode, needed in done.stderr) == (code, True), done.stderr
+
+
+NOWHERE = "basic-pd-0.basic-pd-peer.ns.invalid:2379"
+
+
+def test_commands_reach_a_pd_that_advertises_a_name_of_its_own_network(tmp_path: Path) -> None:
+    """As behind a forwarded port: each works by the given address, and says once which name does not resolve."""
+    rows, url = {b"k%d" % number: b"v" for number in range(9)}, f"local://{tmp_path}/b"
+    with live_cluster(tmp_path / "cluster", ApiVersion.V2, stores=1, pd_advertises=NOWHERE) as live:
+        live.raw().batch_put(rows)
+        place = ("-s", url, "--executor", "driver")
+        commands = [
+            ("check",),
+            ("backup", "raw", *place),
+            ("restore", "raw", *place, "--allow-overwrite"),
+            ("raw", "scan"),
+        ]
+        for command in commands:
+            done = succeed(*command, "--pd", live.pd)
+            assert done.err.count(f"PD advertises {NOWHERE}, a name that does not resolve here") == 1, done
+            assert f"{live.pd} is used instead" in done.err
+        output, sink = tmp_path / "output", tmp_path / "changes"
+        options = ("--sink", f"file://{sink}", "--state-dir", str(tmp_path / "state"), "--start-ts", "now")
+        with output.open("w") as log:
+            sync = subprocess.Popen(
+                [str(PROGRAM), "sync", "--pd", live.pd, *options], stdout=log, stderr=log, env=environment(), cwd="/"
+            )
+        try:
+            eventually(lambda: "starting at" in output.read_text())
+            live.raw().put(b"later", b"v")
+            eventually(lambda: sink.exists() and b"later".hex() in sink.read_text())
+        finally:
+            sync.terminate()
+            assert sync.wait(PATIENCE) == Terminated.exit_code
+        assert output.read_text().count(f"PD advertises {NOWHERE}") == 1
+        assert contents(live) == rows | {b"later": b"v"}

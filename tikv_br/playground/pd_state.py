@@ -133,7 +133,7 @@ class PdState:
                 name=NAME if index == 0 else f"pd{index + 1}",
                 member_id=self.member_id + index,
                 peer_urls=[self._url(address)],
-                client_urls=[self._url(address)],
+                client_urls=[self._url(self.settings.pd_advertises or address)],
             )
             for index, address in enumerate(self.addresses)
         ]

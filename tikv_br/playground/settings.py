@@ -163,6 +163,8 @@ class Settings:
     """0 = any free port; the next start uses the same one again if it is free."""
     pd_members: int = 1
     """Members of PD, of which one leads; they share all state."""
+    pd_advertises: str = ""
+    """host:port that members of PD name as their client URLs, as in Kubernetes; empty = where they are."""
     region_split_size: int = 256 << 20
     keyspace_split_delay: float = 3.0
     """Delay after bootstrap before PD splits a new cluster at the bounds of keyspace 0."""
