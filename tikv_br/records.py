@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -36,14 +37,14 @@ else:
     RecordSequence = tuple[T, ...]
 
 
-class _Document(msgspec.Struct):
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
     format_version: int
-    content: msgspec.Raw = msgspec.Raw(b"")
-    content_sha256: str = ""
+    content: msgspec.Raw
+    content_sha256: str
 
 
 _document = msgspec.json.Decoder(_Document)
-_FIELD = re.compile(rb'"(\w+)":')
+_NEGATIVE = re.compile(rb"[:,\[]-")
 
 
 def dump(record: object) -> bytes:
@@ -132,23 +133,39 @@ def _version_of(record: object) -> int:
 
 def load(kind: type[T], data: bytes, name: str) -> T:
     """The record of dataclass ``kind`` in object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` if newer."""
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        document = _document.decode(data)
+        content = bytes(document.content).replace(b"\n", b"")
+        if data.endswith(b"}\n") and hashlib.sha256(content).hexdigest() == document.content_sha256:
+            record: T = _decoder(kind).decode(content)
+            if _is_exact(record, content) and _version_of(record) == document.format_version:
+                return record
+    return _load_document(kind, data, name)
+
+
+def _load_document(kind: type[T], data: bytes, name: str) -> T:
     if not data:
         raise BackupDamaged(f"{name} is empty")
-    version = 0
     try:
-        document = _document.decode(data)
-        version = document.format_version
-        record = _verified(kind, document)
+        document = json.loads(data.decode(), object_pairs_hook=_reject_duplicates)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        if not data.endswith(b"}\n"):
+            raise BackupDamaged(f"{name} is truncated: it ends after {len(data):,} bytes: {error}") from None
+        raise BackupDamaged(f"{name} is not a valid JSON document: {error}") from None
+    if not isinstance(document, dict):
+        raise BackupDamaged(f"{name} is not a JSON object")
+    version = document.get("format_version")
+    try:
+        canonical = _checked_content(document)
+        record = convert(document["content"], kind)
+        if not _is_exact(record, canonical):
+            _check_fields(record, document["content"], "")
     except msgspec.ValidationError as error:
-        if version > FORMAT_VERSION:
+        if isinstance(version, int) and version > FORMAT_VERSION:
             raise BackupUnsupported(
                 f"{name} has format {version}; this tikv-br reads up to {FORMAT_VERSION}", hint="Use a newer tikv-br."
             ) from None
         raise BackupDamaged(f"{name} is damaged: {_explain(error)}") from None
-    except (ValueError, RecursionError) as error:
-        if not data.endswith(b"}\n"):
-            raise BackupDamaged(f"{name} is truncated: it ends after {len(data):,} bytes: {error}") from None
-        raise BackupDamaged(f"{name} is not a valid JSON document: {error}") from None
     if version != _version_of(record):  # a newer one has other fields
         raise BackupDamaged(f"{name} is damaged: its format version is invalid")
     if not data.endswith(b"}\n"):
@@ -156,22 +173,15 @@ def load(kind: type[T], data: bytes, name: str) -> T:
     return record
 
 
-def _verified(kind: type[T], document: _Document) -> T:
-    """The record, if the content is as it was hashed, and has the record's fields and no others."""
-    content, recorded = bytes(document.content).replace(b"\n", b""), document.content_sha256
-    if (found := hashlib.sha256(content).hexdigest()) != recorded:
-        content = _canonical(json.loads(content or b"null"), orjson.OPT_SORT_KEYS)  # indented, or edited
-        if (found := hashlib.sha256(content).hexdigest()) != recorded:
-            raise msgspec.ValidationError(f"checksum mismatch (expected sha256 {recorded[:16]}…, found {found[:16]}…)")
-    try:
-        record: T = _decoder(kind).decode(content)
-    except UnicodeDecodeError:  # a path that is not UTF-8
-        record = convert(json.loads(content), kind)
-    if (same := _canonical(record)) != content:  # msgspec ignores unknown fields of a dataclass
-        odd = b", ".join(sorted(set(_FIELD.findall(content)) ^ set(_FIELD.findall(same)))).decode()
-        problem = f"its content has missing or unknown fields: {odd}" if odd else "a field appears twice"
-        raise msgspec.ValidationError(problem)
-    return record
+def _checked_content(document: dict[str, Any]) -> bytes:
+    """The content as it was hashed."""
+    if set(document) != {"format_version", "content", "content_sha256"}:
+        raise msgspec.ValidationError("its outermost fields are not the expected ones")
+    content = _canonical(document["content"], orjson.OPT_SORT_KEYS)
+    found, recorded = hashlib.sha256(content).hexdigest(), str(document["content_sha256"])
+    if found != recorded:
+        raise msgspec.ValidationError(f"checksum mismatch (expected sha256 {recorded[:16]}…, found {found[:16]}…)")
+    return content
 
 
 def _explain(error: Exception) -> str:
@@ -214,6 +224,32 @@ _building = threading.Lock()
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(_build)
 
 
+def _is_exact(record: object, content: bytes) -> bool:
+    """Whether the content surely has each field of the record, once, and nothing else."""
+    try:
+        return _encode(record) == content and not (b"-" in content and _NEGATIVE.search(content))
+    except TypeError:  # an integer of more than 64 bits, or a path that is not UTF-8
+        return False
+
+
+def _check_fields(record: object, content: Any, where: str) -> None:  # noqa: ANN401 - any JSON
+    """Check what msgspec does not: that no field is unknown or missing, and integers are those of 64 bits."""
+    if dataclasses.is_dataclass(record):
+        kind: Any = type(record)
+        names, _, later, *_ = _fields(kind)
+        if odd := (set(names) ^ content.keys()) - (later.keys() - content.keys()):
+            raise msgspec.ValidationError(
+                f"{where or 'content'} has missing or unknown fields: {', '.join(sorted(odd))}"
+            )
+        for name, value in content.items():
+            _check_fields(getattr(record, name), value, f"{where}.{name}".lstrip("."))
+    elif isinstance(record, (list, tuple)):
+        for place, (item, value) in enumerate(zip(record, content, strict=True)):
+            _check_fields(item, value, f"{where}[{place}]")
+    elif isinstance(record, int) and not 0 <= record < 1 << 64:
+        raise msgspec.ValidationError(f"{where}: {record} is not an unsigned integer of 64 bits")
+
+
 _Fields = tuple[tuple[str, ...], Callable[[Any], Iterable[object]], dict[str, object], set[str], set[str]]
 
 
@@ -231,12 +267,22 @@ def _fields(kind: Any) -> _Fields:  # noqa: ANN401 - a dataclass
 def _canonical(content: object, options: int = 0) -> bytes:
     """The JSON that is hashed: keys sorted, no spaces, ASCII."""
     try:
-        data = orjson.dumps(content, _plain, orjson.OPT_PASSTHROUGH_DATACLASS | options)
+        data = _encode(content, options)
     except orjson.JSONEncodeError:  # a path that is not UTF-8
         data = b"\xff"
     if data.isascii():
         return data
     return json.dumps(content, default=_plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _encode(content: object, options: int = 0) -> bytes:
+    return orjson.dumps(content, _plain, orjson.OPT_PASSTHROUGH_DATACLASS | options)
+
+
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) != len(pairs):
+        raise msgspec.ValidationError("a field appears twice")
+    return found
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any type that a field may have

@@ -102,6 +102,8 @@ def test_no_altered_byte_goes_unnoticed(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        ({"number": -1}, "number: -1 is not an unsigned integer"),
+        ({"number": 2**64}, "number: 18446744073709551616 is not an unsigned integer"),
         ({"number": True}, "number: expected int, got bool"),
         ({"number": "1"}, "number: expected int, got str"),
         ({"number": None}, "number: expected int, got null"),
@@ -113,14 +115,14 @@ def test_no_altered_byte_goes_unnoticed(data: st.DataObject) -> None:
         ({"version": 2}, "version: expected an API version"),
         ({"inner": []}, "inner: expected object, got array"),
         ({"inner": {}}, "inner: object missing required field data"),
-        ({"inner": {"data": "", "more": 1}}, "has missing or unknown fields: more"),
+        ({"inner": {"data": "", "more": 1}}, "inner has missing or unknown fields: more"),
         ({"many": {}}, "many: expected array, got object"),
         ({"many": [{"data": "zz"}]}, r"many\[0\]\.data: expected bytes in hex"),
         ({"extra": 1}, "has missing or unknown fields: extra"),
     ],
 )
 def test_types_are_strict(change: dict[str, Any], sentence: str) -> None:
-    """A field of another type, or unknown, is refused by its name, though the seal be right."""
+    """A field of another type, unknown or out of range is refused by its name, though the seal be right."""
     with pytest.raises(BackupDamaged, match=sentence) as caught:
         records.load(Sample, reseal(change), "folder/x.json")
     assert "folder/x.json" in caught.value.message
@@ -129,6 +131,8 @@ def test_types_are_strict(change: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (b'"number":-1', "number: -1 is not"),
+        (b'"number":18446744073709551616', "number: 18446744073709551616 is not"),
         (b'"number":1,"number":1', "appears twice"),
         (b'"number":1.0', "number: expected int, got float"),
         (b'"none":1,"number":1', "unknown fields: none"),
@@ -211,7 +215,7 @@ def test_a_field_that_came_later_may_be_missing() -> None:
 def test_newer_format() -> None:
     """A later format is not damage; the message names it and the remedy."""
     with pytest.raises(BackupUnsupported, match="format 3") as caught:
-        records.load(Sample, reseal({"further": "field"}, format_version=3), "x.json")
+        records.load(Sample, reseal({}, format_version=3, further="field"), "x.json")
     assert "newer tikv-br" in caught.value.hint
     with pytest.raises(BackupDamaged):
         records.load(Sample, reseal({}, format_version=0), "x.json")
