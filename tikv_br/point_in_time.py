@@ -5,30 +5,29 @@ Both parts resume: killed at any moment, the same command continues. The tempora
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.rows import keyspace_in, keyspaces_of
+from tikv_br.cancellation import clean_up
 from tikv_br.cluster import timestamps
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.read import MergeSources
-from tikv_br.dataflow.run import BackupReport, abort_backup, open_temporary, remove_temporary
-from tikv_br.formats.api_version import ApiVersion
+from tikv_br.dataflow.run import KEPT, BackupReport, abort_backup, open_temporary, remove_temporary
+from tikv_br.errors import BackupSetError, LeaseLost, ResumeRefused, StorageError, TikvBrError
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.plan import RestorePlan
-from tikv_br.restore.run import RestoreSummary, check_target_is_empty, restore
+from tikv_br.restore.run import RestoreSummary, check_target_alone, restore
 from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
-from tikv_br.storage.base import exists
+from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -93,8 +92,8 @@ def restore_to_point(
 ) -> PointSummary:
     """Restore the rows of a timestamp. Raises `TikvBrError`.
 
-    `OutsideRestoreWindow`, `LogDamaged`, and errors of a target that is away or of another API version are raised before anything
-    is written. A dry run reads the records of backups and log, plans the merge, and checks that the target is empty.
+    `OutsideRestoreWindow`, `LogDamaged`, and errors of a target that does not fit are raised before anything is written. A dry run
+    reads the records of backups and log, and plans the merge. Until the target changes, every error but an outage removes what is merged.
     """
     wanted, began = options.restore, time.monotonic()
     sources = MergeSources.open(wanted.storage, options.log)
@@ -115,43 +114,62 @@ def restore_to_point(
     store = open_store(work)
     report: BackupReport | None = None
     merged = exists(store, layout.META) and not exists(store, layout.RUN)
-    if merged and not options.ts and not wanted.dry_run and not any(store.list(layout.RESTORE)):
+    if merged and not options.ts and not wanted.dry_run and not _has_begun(wanted, store):
         remove_temporary(store)  # of a run that ended before it changed the target; the log may have grown since
         merged = False
     if merged:
         ts = open_temporary(store).backup_ts
         reporter(Notice(f"resuming: {work} already has the merged rows of {timestamps.show_ts(ts)}"))
-    else:
-        with Cluster.connect(wanted.cluster) as target:  # before a merge that may take hours
-            target.info(reporter).require_encoding(ApiVersion.V2)
-            _check_keyspaces(target, sources.base, wanted)
-        if wanted.dry_run:
-            check_target_is_empty(replace(wanted, storage=sources.base.store.location))
-        if not wanted.dry_run and not exists(store, layout.RUN):
-            abort_backup(work, None, wanted.lock_wait)  # what an interrupted `remove_temporary` left
-        merge = MergeOptions(
-            merge_output(options, work), wanted.storage, options.log, options.ts, options.allow_inexact, listed=False
-        )
-        report = merge_backup(merge, reporter)
+    else:  # the target is checked before a merge that may take hours
+        removing = not exists(store, layout.RUN) and any(
+            store.list()
+        )  # an interrupted `remove_temporary`: rows are restored
+        base = replace(wanted, storage=sources.base.store.location, via=Via.AUTO)
+        check_target_alone(replace(base, allow_overwrite=wanted.allow_overwrite or removing))
+        if removing and not wanted.dry_run:
+            abort_backup(work, None, wanted.lock_wait)
     if wanted.dry_run:
+        report = None if merged else merge_backup(_merge_options(options, work), reporter)
         return PointSummary(ts, uncertainty, window, sources.urls, report, None)
-    backup = BackupSet.open(store)
-    restored = restore(replace(wanted, storage=work), reporter, on_plan)
+    with _removed_if_refused(wanted, store):
+        if not merged:
+            report = merge_backup(_merge_options(options, work), reporter)
+        backup = BackupSet.open(store)
+        restored = restore(replace(wanted, storage=work), reporter, on_plan)
     remove_temporary(store)
     restored = replace(restored, seconds=round(time.monotonic() - began, 3))  # with the merge
     return PointSummary(backup.backup_ts, uncertainty, window, sources.urls, report, restored)
 
 
-def _check_keyspaces(target: Cluster, base: BackupSet, wanted: RestoreOptions) -> None:
-    """Raise `UsageError` if the target lacks a keyspace of the backup."""
-    if wanted.to_keyspace:
-        chosen_keyspace(target, wanted.to_keyspace)
-        return
-    names = {} if base.manifest is None else base.manifest.description.names
-    only = None if wanted.keyspace is None else keyspace_in(base, str(wanted.keyspace))
-    for each in keyspaces_of(base):
-        if wanted.by_name and only in {None, each}:
-            matching_keyspace(target.pd, each, names, "--to-keyspace", silent)
+def _has_begun(wanted: RestoreOptions, store: ObjectStore) -> bool:
+    """Whether a restore of the temporary backup may have changed the target: it has a record, beside the backup or at ``--state``."""
+    return any(
+        any(each.list(layout.RESTORE))
+        for each in (store, *([] if wanted.state is None else [open_store(wanted.state)]))
+    )
+
+
+@contextlib.contextmanager
+def _removed_if_refused(wanted: RestoreOptions, store: ObjectStore) -> Iterator[None]:
+    """Remove the temporary backup if the block fails before the target has changed, unless the same command can resume after an outage."""
+    try:
+        yield
+    except TikvBrError as error:
+        if isinstance(error, LeaseLost | ResumeRefused) or error.retryable:
+            raise
+        with clean_up():
+            try:
+                if _has_begun(wanted, store):
+                    raise
+                if exists(store, layout.META):
+                    remove_temporary(store)
+                else:
+                    abort_backup(store.location, None)
+            except (BackupSetError, StorageError) as failure:
+                error.hint += f" The merged rows stay at {store.location.redacted()}: {failure.message}"
+            else:
+                error.hint = error.hint.removesuffix(KEPT).rstrip() or error.default_hint
+        raise
 
 
 def temporary_location(options: PointOptions, sources: MergeSources) -> StorageLocation:
@@ -166,6 +184,11 @@ def temporary_location(options: PointOptions, sources: MergeSources) -> StorageL
         return options.log.storage.child(name)
     parent, _, _ = wanted.storage.path.rpartition("/")
     return replace(wanted.storage, path=parent or wanted.storage.path).child(name)
+
+
+def _merge_options(options: PointOptions, work: StorageLocation) -> MergeOptions:
+    output = merge_output(options, work)
+    return MergeOptions(output, options.restore.storage, options.log, options.ts, options.allow_inexact, listed=False)
 
 
 def merge_output(options: PointOptions, work: StorageLocation) -> BackupOptions:

@@ -581,12 +581,15 @@ def restore(
     )
 
 
-def check_target_is_empty(options: RestoreOptions) -> None:
-    """Raise `TargetNotEmpty` as a restore of this backup would, without a look at files or earlier restores; other `TikvBrError`."""
+def check_target_alone(options: RestoreOptions) -> None:
+    """Raise what a restore of this backup would raise about its target, without a look at files or earlier restores."""
     context = RestoreContext(replace(options, checksum=False), silent)
     with context.clusters, contextlib.closing(context):
         for check in (connect, read_backup, check_fit, plan, check_target):
             check(context)
+        context.todo = context.parts
+        if options.mode is Mode.INGEST:
+            check_followers(context)
 
 
 @dataclass(frozen=True, slots=True)

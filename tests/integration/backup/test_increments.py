@@ -32,14 +32,21 @@ from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupUnsupported,
+    ClusterFollowed,
     ClusterUnfit,
+    ClusterUnreachable,
     Interrupted,
     OutsideRestoreWindow,
     ResumeRefused,
     SafePointError,
+    StorageUnreachable,
+    TargetNotEmpty,
+    Terminated,
+    TikvBrError,
     UsageError,
 )
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.backup import back_up_changes
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.progress_events import Event, Notice, Reporter, StepStarted, silent
@@ -113,6 +120,80 @@ def test_a_chain_restores_what_the_source_held(chain: Chain, tmp_path: Path, las
     assert done.restored is not None
     assert done.restored.verified
     assert not list(open_store(parse(f"local://{tmp_path / 'work'}")).list())
+
+
+def failing_at(step: str, error: TikvBrError) -> Reporter:
+    """Raises the error at the beginning of a step."""
+
+    def report(event: Event) -> None:
+        if isinstance(event, StepStarted) and event.name == step:
+            raise error
+
+    return report
+
+
+@pytest.fixture(scope="module")
+def empty_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A cluster into which no test restores a row in the end."""
+    with live_cluster(tmp_path_factory.mktemp("target"), ApiVersion.V2, stores=1) as target:
+        yield target
+
+
+def test_a_full_target_is_refused_before_anything_is_merged(chain: Chain, tmp_path: Path) -> None:
+    """The temporary backup is not even begun, and leaves nothing behind."""
+    begun: list[Event] = []
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
+        target.raw().put(key_of(7), b"of somebody")
+        wanted = RestoreOptions(target.config, chain.places[2])
+        point = PointOptions(wanted, None, 0, work=parse(f"local://{tmp_path / 'work'}"))
+        with pytest.raises(TargetNotEmpty):
+            restore_to_point(point, begun.append)
+        other = replace(point, restore=replace(wanted, span=KeyRange(key_of(8), b"")))
+        assert restore_to_point(other).restored is not None
+    assert not [event for event in begun if isinstance(event, StepStarted)]
+    assert not list(open_store(parse(f"local://{tmp_path / 'work'}")).list())
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "kept"),
+    [
+        ("plan", Interrupted("interrupted"), False),
+        ("merge", BackupDamaged("a file is damaged"), False),
+        ("verify coverage", Terminated("terminated"), False),
+        ("look for rows", Terminated("terminated"), False),
+        ("announce the ingest", ClusterFollowed("a sync follows"), False),
+        ("commit", Interrupted("interrupted"), False),
+        ("commit", StorageUnreachable("no answer"), True),
+        ("announce the ingest", ClusterUnreachable("no answer"), True),
+        ("ingest", Interrupted("interrupted"), True),
+    ],
+)
+def test_merged_rows_go_with_a_failure(
+    chain: Chain, empty_target: LiveCluster, tmp_path: Path, step: str, error: TikvBrError, *, kept: bool
+) -> None:
+    """Unless the target has changed, or the same command resumes after an outage."""
+    folder = parse(f"local://{tmp_path / 'work'}")
+    wanted = RestoreOptions(empty_target.config, chain.places[2])
+    with pytest.raises(type(error)) as raised:
+        restore_to_point(PointOptions(wanted, None, 0, work=folder), failing_at(step, error))
+    assert bool(list(open_store(folder).list())) is kept
+    assert ("The finished part is kept" in raised.value.hint) is (kept and step == "commit")
+    assert contents(empty_target) == {}
+
+
+def test_a_begun_restore_with_its_state_elsewhere_keeps_its_rows(chain: Chain, tmp_path: Path) -> None:
+    """Until the same command has restored them: the record of the restore is at ``--state``."""
+    folder = parse(f"local://{tmp_path / 'work'}")
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
+        wanted = RestoreOptions(target.config, chain.places[2], state=parse(f"local://{tmp_path / 'state'}"))
+        point = PointOptions(wanted, None, 0, work=folder)
+        with pytest.raises(Interrupted):
+            restore_to_point(point, interrupt_at("compare checksums"))
+        assert contents(target) == chain.rows[2]
+        again = restore_to_point(point)
+    assert again.merged is None
+    assert again.restored is not None
+    assert not list(open_store(folder).list())
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
@@ -235,12 +316,7 @@ def backup_ts(place: StorageLocation) -> int:
 
 def interrupt_at(step: str) -> Reporter:
     """Interrupt the command when it begins a step."""
-
-    def report(event: Event) -> None:
-        if isinstance(event, StepStarted) and event.name == step:
-            raise Interrupted("interrupted")
-
-    return report
+    return failing_at(step, Interrupted("interrupted"))
 
 
 def test_on_spark(chain: Chain, tmp_path: Path) -> None:

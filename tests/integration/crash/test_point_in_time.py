@@ -32,7 +32,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index
 from tikv_br.cli.main import run
 from tikv_br.dataflow.read import MergeSources
-from tikv_br.errors import BackupPathInUse
+from tikv_br.errors import BackupPathInUse, TargetNotEmpty
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.storage.open import open_store
@@ -65,8 +65,9 @@ class Commands:
     def run(self, *words: str) -> None:
         """Run the same command again and again, to its end at last."""
         code, kills = self._repeat(" ".join(words[:2]), partial(run, [*words, "--quiet"]))
-        # A backup that was killed after its clean-up is complete.
-        assert code == 0 or (kills and words[0] == "backup" and code == BackupPathInUse.exit_code)
+        # One that was killed after its last change is complete.
+        complete = {"backup": BackupPathInUse.exit_code, "restore": TargetNotEmpty.exit_code}
+        assert code == 0 or (kills and code == complete[words[0]])
 
     def compact(self, log: LogSource) -> None:
         """Compact a log in several tasks, and keep nothing of what was replaced before."""
