@@ -124,6 +124,12 @@ class LogSource:
         check_id(self.id)
 
 
+def log_ids(store: ObjectStore) -> list[str]:
+    """The ids of all logs at a location, by name; lists every object there. Raises `StorageError`."""
+    names = (info.name.split("/") for info in store.list())
+    return sorted(name[0] for name in names if name[1:] == [DESCRIPTION])
+
+
 @dataclass(frozen=True, slots=True)
 class LogArchive:
     """A log as its records say. `check` or `files_for` prove that it has what a caller needs."""
@@ -163,9 +169,12 @@ class LogArchive:
         except StorageObjectMissing as error:
             if any(SegmentName.parse(info.name) for info in store.list(log_id)):
                 raise LogDamaged(f"{name} at {store.location.redacted()} is missing") from None
+            others = ", ".join(log_ids(store))
             raise BackupNotFound(
                 f"there is no log {log_id} at {store.location.redacted()}: {error.message}",
-                hint="Check the URL and --log-id. `tikv-br log start` starts a log.",
+                hint=f"The logs there are {others}: pass one of them as --log-id."
+                if others
+                else "Check the URL and --log-id. `tikv-br log start` starts a log.",
             ) from None
         except BackupDamaged as error:
             raise LogDamaged(f"{store.location.redacted()}: {error.message}") from None

@@ -8,8 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from tikv_br.archive.log import LogArchive
-from tikv_br.archive.records import CONTROL, DATA, SEGMENTS, TRUNCATION, Control, LogState, SegmentName, Truncation
+from tikv_br.archive.log import LogArchive, LogSource, log_ids
+from tikv_br.archive.records import (
+    CONTROL,
+    DATA,
+    DEFAULT_ID,
+    SEGMENTS,
+    TRUNCATION,
+    Control,
+    LogState,
+    SegmentName,
+    Truncation,
+)
 from tikv_br.backupset import lease
 from tikv_br.backupset.lease import PathLease
 from tikv_br.backupset.sealed import read_record, write_record
@@ -17,6 +27,7 @@ from tikv_br.cluster.timestamps import physical_ms, show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageObjectMissing, UsageError
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
 
 DAY_SECONDS = 86400.0
 DELETES = 16
@@ -108,6 +119,24 @@ def status_of(archive: LogArchive, level: Literal["meta", "files", "data"] = "me
         encryption=archive.description.encryption,
         level=level,
     )
+
+
+def choose_log(storage: StorageLocation, log_id: str | None) -> LogSource:
+    """The log of this id, by default `DEFAULT_ID`: but if that has ended beside other logs, which one is meant must be said.
+
+    Raises `UsageError`, `LogDamaged`, `StorageError`.
+    """
+    found = LogSource(storage, DEFAULT_ID if log_id is None else log_id)
+    if log_id is None:
+        store = open_store(storage)
+        if state_of(store, DEFAULT_ID) is LogState.STOPPED and (
+            others := [each for each in log_ids(store) if each != DEFAULT_ID]
+        ):
+            raise UsageError(
+                f"the log {DEFAULT_ID} at {storage.redacted()} has ended, and other logs are beside it: {', '.join(others)}",
+                hint=f"Pass the one that is meant as --log-id, also if it is {DEFAULT_ID}.",
+            )
+    return found
 
 
 def state_of(store: ObjectStore, log_id: str) -> LogState:

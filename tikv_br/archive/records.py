@@ -41,6 +41,8 @@ SEGMENTS = "segments"
 DATA = "data"
 STATE = "state"
 """Folder of the writer's checkpoints, which are listed often: apart from the data files, which are many."""
+DEFAULT_ID = "default"
+"""Id of a log that got none."""
 _ID = re.compile(r"(?=.{1,128}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 _SEGMENT = re.compile(r"(?:.*/)?segments/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})\.json")
 _CHECKPOINT = re.compile(r"(?:.*/)?checkpoint-([0-9]{10})\.json")

@@ -191,20 +191,26 @@ ALLOW_INEXACT = partial(
     "Accept a time at which the log lacks versions, because the CDC stream was interrupted: keys that were overwritten then may get "
     "an older value, or be missing.",
 )
-LOG_ID = partial(flag, "default", "Name of the log archive (see `tikv-br log start --log-id`).", metavar="NAME")
+LOG_ID = partial(
+    flag,
+    None,
+    "Name of the log archive (see `tikv-br log start --log-id`).",
+    metavar="NAME",
+    show_default="default",
+)
 
 
 class LogSourceFlags(Flags):
     log: str = flag("", f"Log archive to use with the backup: {URLS}.", metavar="URL")
-    log_id: str = LOG_ID()
+    log_id: str | None = LOG_ID()
 
     def source(self, storage: StorageFlags) -> LogSource | None:
-        """The log, if there is one. Raises `UsageError`."""
+        """The log, if there is one. Raises as `choose_log`."""
         if not self.log:
             return None
-        from tikv_br.archive.log import LogSource
+        from tikv_br.archive.maintenance import choose_log
 
-        return LogSource(storage.locate(self.log), self.log_id)
+        return choose_log(storage.locate(self.log), self.log_id)
 
 
 def parse_ts_or_latest(text: str, name: str, now: Callable[[], float] = time.time) -> int:

@@ -104,12 +104,12 @@ UPLOAD_RATE = partial(
     "--ratelimit",
     kind=kinds.RATE,
 )
-LOG_NAME = partial(flag, LOG_ID, "Name of the log archive.", "--log-id", "--id", metavar="NAME")
+LOG_NAME = "Name of the log archive."
 PLACE = f"Directory or prefix that contains the log: {backup_flags.URLS}"
 
 
 class LogStateFlags(StateFlags):
-    name: str = LOG_NAME()
+    name: str = flag(LOG_ID, LOG_NAME, "--log-id", "--id", metavar="NAME")
 
 
 class LogStartFlags(FollowFlags):
@@ -142,7 +142,7 @@ def start_log(flags: LogStartFlags) -> None:
 
 class LogFlags(backup_flags.BackupFlags):
     storage: str = backup_flags.storage(PLACE)
-    name: str = LOG_NAME()
+    name: str | None = flag(None, LOG_NAME, "--log-id", "--id", metavar="NAME", show_default=LOG_ID)
 
     @cached_property
     def store(self) -> ObjectStore:
@@ -153,10 +153,10 @@ class LogFlags(backup_flags.BackupFlags):
 
     @cached_property
     def log_id(self) -> str:
-        """Return the log's id. Raises `UsageError`."""
-        from tikv_br.archive.records import check_id
+        """Return the log's id. Raises as `choose_log`."""
+        from tikv_br.archive.maintenance import choose_log
 
-        return check_id(self.name)
+        return choose_log(self.location, self.name).id
 
     def open(self) -> LogArchive:
         """Open the log. Raises as `LogArchive.open`."""

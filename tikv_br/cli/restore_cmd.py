@@ -128,7 +128,7 @@ class TxnRestoreFlags(RestoreFlags, backup_flags.ChosenBackupFlags):
 class PointRestoreFlags(RawDataFlags):
     chosen: str = backup_flags.chosen_backup("--full-backup-storage")
     storage: str = backup_flags.storage(f"URL of the log archive: {backup_flags.URLS}")
-    log_id: str = LOG_ID()
+    log_id: str | None = LOG_ID()
     full_backup_storage: str = flag(
         "",
         "URL of the backup to start from, full or incremental, or with ID or newest, parent URL of the backups.",
@@ -153,9 +153,9 @@ def restore_raw(flags: RawRestoreFlags, context: typer.Context) -> None:
 )
 def restore_point(flags: PointRestoreFlags, context: typer.Context) -> None:
     """Restore the data as of a point in time from a backup and a log archive (API V2). Same as `restore raw --log URL --until TIME`."""
-    from tikv_br.archive.log import LogSource
+    from tikv_br.archive.maintenance import choose_log
 
-    log = LogSource(flags.location, flags.log_id)
+    log = choose_log(flags.location, flags.log_id)
     backup = backup_flags.choose(
         context,
         flags.storage_flags,

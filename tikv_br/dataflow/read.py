@@ -225,15 +225,20 @@ class MergeSources:
         if self.log is not None and ts > end:
             with contextlib.suppress(UsageError):  # the log is whole, but ends before
                 self.log.check(self.base.ranges, self.newest.backup_ts, ts)
-        if first > last:
+        if self.log is not None and first > last:
             raise OutsideRestoreWindow(
-                f"the log has all rows only up to {show_ts(last)}, before the first time that can be restored from the backup, {show_ts(first)}",
-                hint="Wait until the log has reached that time, or use an older backup.",
+                f"the log {self.log.description.log_id} has all rows only up to {show_ts(last)}, before the first time that can be restored from the backup, {show_ts(first)}",
+                hint="Wait until the log has reached that time, or use an older backup, or another --log-id.",
             )
         if not scanned <= ts <= end:
+            later = "pass a log for later ones"
+            if self.log is not None:
+                later = (
+                    f"wait until the log {self.log.description.log_id} has reached later ones, or pass another --log-id"
+                )
             raise OutsideRestoreWindow(
                 f"{show_ts(ts)} is outside the restorable window, {show_ts(first)} to {show_ts(last)}",
-                hint="Pass a time in the window, an older backup for earlier times, or a log for later ones.",
+                hint=f"Pass a time in the window, an older backup for earlier times, or {later}.",
             )
         if self.log is None or allow_inexact:
             return

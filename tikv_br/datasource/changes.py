@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from tikv_br.archive.log import LogArchive, LogSource, read_log_rows
+from tikv_br.archive.records import DEFAULT_ID
 from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.timestamps import show_ts
@@ -36,7 +37,6 @@ OPTIONS = (
     *("log", "log_id", *KEY_OPTIONS, "starting_ts"),
     *("allow_inexact", "max_bytes_per_batch", "partition_bytes", *CRYPTER_OPTIONS),
 )
-LOG_ID = "default"
 PARTITION_BYTES = 64 << 20
 """Default size of a partition: keys and values in its files. A task sorts the rows of its partition in memory."""
 REFRESH_SECONDS = 1.0
@@ -51,7 +51,7 @@ def change_reader(given: Mapping[str, str]) -> ChangeReader:
     """The stream of these options. Raises `UsageError`."""
     options = Options(given, OPTIONS)
     return ChangeReader(
-        source=LogSource(options.storage("log"), options.text("log_id") or LOG_ID),
+        source=LogSource(options.storage("log"), options.text("log_id") or DEFAULT_ID),
         keyspace=options.text("keyspace"),
         ranges=options.keys() if any(map(options.text, ("start", "end", "prefix"))) else None,
         starting_ts=options.ts("starting_ts"),

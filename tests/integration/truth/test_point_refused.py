@@ -8,6 +8,8 @@ import pytest
 
 from tests.integration.truth.conftest import World, check_failure, tikv_br
 from tests.support.logs import write_log
+from tikv_br.archive.maintenance import set_state
+from tikv_br.archive.records import LogState
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cli.command import CommandPath
 from tikv_br.formats.keys.ranges import KeyRange
@@ -70,12 +72,16 @@ def test_logs(world: World, backup_ts: int, tmp_path: Path, command: CommandPath
     of("other", 2, f"the log is of cluster {mine + 1}")
     of("part", 2, "does not contain the keys")
     of("late", 2, "Use a backup that is newer than the start of the log")
-    of("none", 31, "there is no log none")
+    of("none", 31, "The logs there are late, other, part, short: pass one of them as --log-id")
     for name in ("late/../other", "..", "/", "other/", "", "a b"):
         of(name, 2, "is not a valid id")
     refused(world, command, 31, "there is no log default", log=world.names["sound"])
+    write_log(place, mine, backup_ts - DAY, [backup_ts - 1])
+    set_state(open_store(place), "default", LogState.STOPPED)
+    refused(world, command, 2, "has ended, and other logs are beside it: late, other, part, short", log=str(tmp_path))
     if command != ("show", "--log"):
-        of("short", 43, "before the first time that can be restored")
+        for name in ("short", "default"):
+            of(name, 43, f"the log {name} has all rows only up to")
 
 
 def test_a_time_without_a_log(world: World) -> None:
