@@ -11,15 +11,18 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.backupset.lease import LeaseOwner
+from tikv_br.cancellation import TaskCancelled
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import EtcdConfig
+from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.keyspaces import chosen_keyspace
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.safepoint import BACKUP_SERVICES, SafePointKeeper, choose_backup_ts
@@ -201,12 +204,53 @@ def check_runs_alone(
         process,
         RENEWAL_SEEN_SECONDS,
     )
-    for _second in range(round(RENEWAL_SEEN_SECONDS)):
-        if stop.wait(1):
-            return False
-        if expiry(cluster, name) not in {0, first}:
+    try:
+        if is_renewed(cluster, name, first, lambda: _stop(stop)):
             raise running
+    except TaskCancelled:
+        return False
     return True
+
+
+def _stop(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise TaskCancelled
+
+
+def is_renewed(cluster: Cluster, service: str, first: int, check: Callable[[], object]) -> bool:
+    """Return whether a safe point that expired at `first` is renewed within `RENEWAL_SEEN_SECONDS`. `check` is called each second."""
+    for _second in range(round(RENEWAL_SEEN_SECONDS)):
+        check()
+        time.sleep(1)
+        if expiry(cluster, service) not in {0, first}:
+            return True
+    return False
+
+
+def check_no_return(target: Cluster, source_id: int, ours: Follower, check: Callable[[], object]) -> None:
+    """Raise `SyncRunning` if a sync or changefeed copies the same rows back: each change would go round in a circle.
+
+    Of one that may have been killed on another machine, this waits to see whether it runs; `check` may end that by an error.
+    """
+    if not ours.target:
+        return
+    for service, other in target.ingests.running().items():
+        first = expiry(target, service)
+        if not first or other.is_gone or not other.returns(ours, source_id):
+            continue
+        name = service.removeprefix(service_id(""))
+        if other.owner is None or not other.owner.is_alive:
+            log.warning(
+                "the sync or changefeed %s of the target copies the same rows back, or was killed: waiting up to %.0f s to see whether it runs",
+                name,
+                RENEWAL_SEEN_SECONDS,
+            )
+            if not is_renewed(target, service, first, check):
+                continue
+        raise SyncRunning(
+            f"the sync or changefeed {name} copies the same rows from the target back to this source, so that both would copy each change in a circle",
+            hint="Stop it first; only one direction may run. Or sync other ranges or keyspaces.",
+        )
 
 
 def expiry(cluster: Cluster, service: str) -> int:

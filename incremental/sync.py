@@ -143,8 +143,9 @@ def sync(
         start_ts = _start_ts(options, cluster, span, checkpoints, (subject, origin.keyspace_name))
         if isinstance(sink, TikvSink) and checkpoints.load() is None:
             _check_restored(options, cluster, codec, sink)
-        keeper = stack.enter_context(_protected(cluster, options, start_ts))
-        cluster.ingests.register_follower(keeper.service_id, _running(options))
+        running = origin.follower(state, sink, LeaseOwner.this_process())
+        keeper = stack.enter_context(_protected(cluster, options, start_ts, running))
+        cluster.ingests.register_follower(keeper.service_id, running)
         start = Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject, origin.keyspace_name)
         start = _take_over(checkpoints, keeper, start)
         replicator = stack.enter_context(
@@ -296,7 +297,7 @@ def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Che
 
 
 @contextmanager
-def _protected(cluster: Cluster, options: SyncOptions, ts: int) -> Iterator[SafePointKeeper]:
+def _protected(cluster: Cluster, options: SyncOptions, ts: int, running: Follower) -> Iterator[SafePointKeeper]:
     """Protect from GC while the sync runs, and for its TTL after that unless another process has taken over."""
     options.fence()
     keeper = protect(cluster.pd, options.changefeed_id, ts, options.gc_ttl)
@@ -306,17 +307,13 @@ def _protected(cluster: Cluster, options: SyncOptions, ts: int) -> Iterator[Safe
     except (SyncFenced, LeaseLost):
         keeper.stop()
         with suppress(ClusterError, EtcdError):  # then the next start waits to see that this process has ended
-            cluster.ingests.follower_ended(keeper.service_id, _running(options))
+            cluster.ingests.follower_ended(keeper.service_id, running)
         raise
     except BaseException:
         with suppress(SafePointError):  # the error that led here is the one to raise
             _leave(cluster, keeper, options.gc_ttl)
         raise
     _leave(cluster, keeper, options.gc_ttl)
-
-
-def _running(options: SyncOptions) -> Follower:
-    return Follower(state_name(options.state), LeaseOwner.this_process())
 
 
 def _leave(cluster: Cluster, keeper: SafePointKeeper, gc_ttl: int) -> None:

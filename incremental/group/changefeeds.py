@@ -55,7 +55,7 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
 
 def _origin(source: Cluster, info: ChangefeedInfo) -> Origin:
     name = keyspace_names(source, [info.keyspace_id]).get(info.keyspace_id, "")
-    return Origin(source.cluster_id, info.keyspace_id, info.id, keyspace_name=name)
+    return Origin(source.cluster_id, info.keyspace_id, info.id, whole=info.range, keyspace_name=name)
 
 
 def moved(info: ChangefeedInfo, url: str, source: Cluster, sink: SinkOptions) -> ChangefeedInfo:

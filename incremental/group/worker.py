@@ -16,7 +16,6 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd import LeaseHolder
 from tikv_br.cluster.etcd_values import Compare, Get, KeyValue, Put, absent, unchanged
-from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.keyspaces import keyspace_names
 from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged, TikvBrError
 from tikv_br.formats.keys.codec import KeyCodec
@@ -280,7 +279,9 @@ class Worker:
         changefeed.check_keyspace(origin.keyspace_name)
         with open_sink(target, origin, self._sink_options()) as sink:
             changefeed.check_place(sink.place)
-            membership.source.ingests.register_follower(service_id(changefeed.id), Follower(CHANGEFEED_STATE))
+            membership.source.ingests.register_follower(
+                service_id(changefeed.id), origin.follower(CHANGEFEED_STATE, sink)
+            )
             with pipeline(
                 membership.source,
                 codec,

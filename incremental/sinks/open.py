@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 from tikv_br import __version__
 from tikv_br.archive.records import InexactPeriod, MissedIngest
 from tikv_br.archive.writer import LogWriter
+from tikv_br.backupset.lease import LeaseOwner
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
+from tikv_br.cluster.ingests import Follower
 from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
 from tikv_br.cluster.router import BATCH_ITEMS
 from tikv_br.cluster.txnkv import refuse_transactions
@@ -33,7 +35,9 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
+from tikv_br.incremental.handover import check_no_return
 from tikv_br.incremental.kafka.topic import TopicAdmin
 from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.sinks.base import Sink, unfenced
@@ -127,6 +131,14 @@ class Origin:
     """Storage of the checkpoint; None = in etcd."""
     keyspace_name: str = ""
     """Name of the keyspace in the source's PD; empty = it has none."""
+
+    def follower(self, state: str, sink: Sink, owner: LeaseOwner | None = None) -> Follower:
+        """What a process that writes to a sink registers in the source."""
+        found = Follower(state, owner)
+        if not isinstance(sink, TikvSink) or sink.keyspace_id is None:
+            return found
+        span = KeyCodec(ApiVersion.V2, self.keyspace_id).user_range(self.whole)
+        return replace(found, target=sink.cluster_id, keyspaces=(self.keyspace_id, sink.keyspace_id), spans=(span,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,4 +308,6 @@ def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: Si
         raw = cluster.raw(keyspace_id, options.fence)
     except UnsupportedFormat as error:
         raise UsageError(f"--sink: {error}") from None
-    return TikvSink(raw, drop_ttls=options.drop_ttls, concurrency=options.concurrency, batch_rows=options.batch_rows)
+    opened = TikvSink(raw, drop_ttls=options.drop_ttls, concurrency=options.concurrency, batch_rows=options.batch_rows)
+    check_no_return(cluster, origin.cluster_id, origin.follower("", opened), options.fence)
+    return opened

@@ -46,6 +46,7 @@ class TikvSink(Sink):
         self._raw = raw
         self.keyspace_id = raw.codec.keyspace_id if raw.codec.is_v2 else None
         """None = the cluster has no keyspaces."""
+        self.cluster_id = raw.cluster_id
         self.place = f"keyspace {raw.codec.keyspace_id} of cluster {raw.cluster_id}"
         self._drop_ttls = drop_ttls
         self._writer = raw.column_writer(batch_rows)

@@ -19,7 +19,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from tikv_br import __version__, records
@@ -28,6 +28,7 @@ from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, KeyValue, Put, modified_at, unchanged
 from tikv_br.errors import BackupDamaged, BackupUnsupported, EtcdRefused
 from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.records import LATER
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,18 @@ class Follower:
     """The place of its state."""
     owner: LeaseOwner | None = None
     """Its process; None = several, or an earlier version registered it."""
+    target: int = field(default=0, metadata=LATER)
+    """Id of the cluster that it writes to; 0 = none, or an earlier version registered it."""
+    keyspaces: tuple[int, int] = field(default=(0, 0), metadata=LATER)
+    """Keyspaces of source and target."""
+    spans: tuple[KeyRange, ...] = field(default=(), metadata=LATER)
+    """Ranges of user keys that it writes there."""
+
+    def returns(self, other: Follower, cluster_id: int) -> bool:
+        """Return whether this one, whose source is the target of `other`, writes rows back that `other` reads in a cluster."""
+        return (self.target, self.keyspaces) == (cluster_id, other.keyspaces[::-1]) and any(
+            not intersection(mine, theirs).is_empty for mine in self.spans for theirs in other.spans
+        )
 
     @property
     def is_gone(self) -> bool:
@@ -165,11 +178,12 @@ class Ingests:
     def follower(self, service: str) -> Follower | None:
         """A follower that runs or was killed; None if it has ended or is unknown."""
         item = self._etcd.get(self._followers + service)
-        written = b"" if item is None else item.value.partition(b" ")[2]
-        try:
-            return records.load(Follower, written, service) if written else None
-        except (BackupDamaged, BackupUnsupported):
-            return Follower(written.decode(errors="replace"))  # earlier versions wrote only the state
+        return None if item is None else _load_follower(item)
+
+    def running(self) -> dict[str, Follower]:
+        """The followers that run or were killed, by the names of their safe points."""
+        items = self._etcd.range(self._followers).items
+        return {item.key.removeprefix(self._followers): found for item in items if (found := _load_follower(item))}
 
     def followers(self) -> set[str]:
         """The names of the safe points of followers that read announcements."""
@@ -202,6 +216,14 @@ class _Alive(LeaseHolder):
 
 def _follower_value(running: Follower | None) -> bytes:
     return __version__.encode() + (b"" if running is None else b" " + records.dump(running))
+
+
+def _load_follower(item: KeyValue) -> Follower | None:
+    written = item.value.partition(b" ")[2]
+    try:
+        return records.load(Follower, written, item.key) if written else None
+    except (BackupDamaged, BackupUnsupported):
+        return Follower(written.decode(errors="replace"))  # earlier versions wrote only the state
 
 
 def _load(item: KeyValue) -> Ingest:

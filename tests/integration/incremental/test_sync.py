@@ -183,6 +183,44 @@ def test_wrong_starts_have_their_exit_codes(
     assert not state.exists() or not list(state.rglob("*.json"))
 
 
+def test_the_way_back_is_refused_while_a_sync_runs(
+    pair: tuple[LiveCluster, LiveCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same rows, by a sync or a changefeed; other ranges and keyspaces, and a sync that has ended or died, do not matter."""
+    a, b = pair
+    there = flags(a, f"tikv://{b.pd}", tmp_path / "there", "--start-ts", "now", "--start", "k", "--end", "m")
+    back = flags(b, f"tikv://{a.pd}", tmp_path / "back", "--start-ts", "now")
+    with syncing(*there) as process:
+        wait_for_checkpoint(process, 0)
+        for more in ([], ["--start", "l"], ["--end", "k\\x00"]):
+            refused = tikv_br(*back, *more)
+            assert refused.code == 78, refused.out + refused.err
+            assert "copy each change in a circle" in refused.last["message"]
+        for number, more in enumerate((["--end", "k"], ["--start", "m"], ["--keyspace", "70"])):
+            sink = f"tikv://{a.pd}" + ("?keyspace=70" if "70" in more else "")
+            beside = flags(b, sink, tmp_path / f"beside-{number}", "--start-ts", "now", "--id", f"n{number}", *more)
+            with syncing(*beside) as other:
+                wait_for_checkpoint(other, 0)
+                stop(other)
+        stop(process)
+    with syncing(*back) as process:
+        wait_for_checkpoint(process, 0)
+        stop(process)
+    monkeypatch.setattr(handover, "RENEWAL_SEEN_SECONDS", 2.0)
+    owner = replace(LeaseOwner.this_process(), machine="elsewhere")
+    ours = Follower("s", owner, b.cluster.cluster_id, (0, 0), (EVERY_KEY,))
+    killed = replace(ours, target=a.cluster.cluster_id)
+    service = service_id("killed")
+    b.cluster.pd.update_service_safe_point(service, 600, b.cluster.pd.tso())
+    b.cluster.ingests.register_follower(service, killed)
+    handover.check_no_return(b.cluster, a.cluster.cluster_id, ours, lambda: None)
+    b.cluster.ingests.register_follower(service, replace(killed, owner=LeaseOwner.this_process()))
+    with pytest.raises(SyncRunning, match="killed copies the same rows"):
+        handover.check_no_return(b.cluster, a.cluster.cluster_id, ours, lambda: None)
+    b.cluster.ingests.register_follower(service)
+    b.cluster.pd.update_service_safe_point(service, 0, 0)
+
+
 def test_a_state_of_another_sync_is_refused(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
     """The same name with another range is no restart."""
     source, target = pair
