@@ -100,12 +100,6 @@ class PdHttp:
         """
         return RegionColumns.of(self._region_pages(start, end))
 
-    def approximate_rows(self, start: bytes, end: bytes) -> int:
-        """About how many keys the regions have that overlap ``[start, end)``, which may be others' too; some seconds old."""
-        path = f"/stats/region?start_key={quote(start, safe='')}&end_key={quote(end, safe='')}"
-        found = cast("dict[str, Any]", self._request("GET", path)).get("storage_keys")
-        return found if isinstance(found, int) else 0
-
     def _region_pages(self, start: bytes, end: bytes) -> Iterator[tuple[list[bytes], list[int]]]:
         last = quote(end, safe="")
         while True:

@@ -187,6 +187,8 @@ def require_rows(
 
 NAMED_AT_MOST = 8
 """Keyspaces that a warning names and counts."""
+COUNTED_AT_MOST = 1000
+"""Rows of a keyspace that are counted for a warning."""
 
 
 def _report_left_out(
@@ -227,11 +229,16 @@ def _report_left_out(
 
 
 def _rows_of(cluster: Cluster, keyspace_id: int, names: Mapping[int, str], mode: KeyMode) -> str:
-    codec = KeyCodec(ApiVersion.V2, keyspace_id, mode)
-    whole = codec.rpc_range()
-    rows = cluster.pd_http.approximate_rows(codec.bound(whole.start), codec.bound(whole.end))
-    about = f", about {counted(rows, 'row')}" if rows else ""
-    return f"{show_keyspace(keyspace_id, names)}{about}"
+    """The keyspace, and how many raw rows it has: PD's figures are of regions, which may have rows of others."""
+    name = show_keyspace(keyspace_id, names)
+    if mode is KeyMode.TXN:
+        return name
+    raw, rows = cluster.raw(keyspace_id), 0
+    for page in raw.scan_pages(raw.codec.rpc_range(), COUNTED_AT_MOST + 1, key_only=True):
+        rows += len(page.keys)
+        if rows > COUNTED_AT_MOST:
+            return f"{name}, more than {counted(COUNTED_AT_MOST, 'row')}"
+    return f"{name}, {counted(rows, 'row')}"
 
 
 def keyspaces_with_data(cluster: Cluster, mode: KeyMode) -> Iterator[int]:
