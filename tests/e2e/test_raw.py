@@ -109,7 +109,8 @@ def test_keyspaces_are_apart(pd: str) -> None:
     """Pairs of one keyspace are not seen in another."""
     succeed("raw", "put", "--pd", pd, "k", "zero")
     succeed("raw", "delete", "--pd", pd, "--keyspace", "4242", "k")
-    assert tikv_br("raw", "get", "--pd", pd, "--keyspace", "4242", "k").code == 13
+    missing = tikv_br("raw", "get", "--pd", pd, "--keyspace", "4242", "k")
+    assert (missing.code, "in keyspace 4242" in missing.err, "--keyspace" in missing.err) == (13, True, True)
     succeed("raw", "put", "--pd", pd, "--keyspace", "4242", "k", "other")
     assert succeed("raw", "get", "--pd", pd, "k").out == "zero\n"
 

@@ -37,12 +37,19 @@ _LEVELS = {
 }
 
 
+_STATES = {
+    "paused": "paused (its writer exits, until `log resume` and `log start`)",
+    "stopped": "stopped (ended for good: `log start` does not continue it, restores from it still work)",
+}
+
+
 def show_status(out: Output, found: LogStatus, level: str) -> None:
     """Write the status as of a `level` of checks."""
     fields = asdict(found)
     out.result("log_status", fields)
     del fields["keyspace_name"]
     shown = fields | {
+        "state": _STATES.get(found.state, found.state),
         "keyspace_id": shown_keyspaces([found.keyspace_id], [found.keyspace_name]),
         "start_ts": show_ts(found.start_ts),
         "checkpoint_ts": show_ts(found.checkpoint_ts) if found.checkpoint_ts else "saved elsewhere",
@@ -308,7 +315,10 @@ def end_log(flags: LogEndFlags) -> None:
         try:
             check_runs_alone(source, flags.log_id, "", threading.Event())
         except SyncRunning as error:
-            hint = "Stop `tikv-br log start` first. To interrupt the log only for a while, use `tikv-br log pause`."
+            hint = (
+                "Stop `tikv-br log start` first: with Ctrl-C, SIGTERM or its service manager (`systemctl stop`), or, if it is out of reach, "
+                "with `tikv-br log pause`, after which `log end` ends it."
+            )
             raise SyncRunning(f"the log {flags.log_id} is being written: {error.message}", hint=hint) from None
         _set_state(flags, LogState.STOPPED, f"The log {flags.log_id} has ended. Restores from it still work.")
         release(source.pd, service_id(flags.log_id))

@@ -113,7 +113,7 @@ app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="`tikv-br help COMMAND` and `tikv-br COMMAND --help` show the options of a command. Options of all commands, before or after the command: --output json, --config FILE, --log-level LEVEL, --log-file FILE, --log-format json, --quiet.\n\nDURATION: 500ms, 90s, 1h30m or plain seconds. SIZE: 4096, 64KiB, 1GiB (powers of 1024). TIME: 2026-05-02T10:00:00Z, 2026-05-02 10:00:00 (UTC), -2m or 2 minutes ago.",
+    epilog="`tikv-br help COMMAND` and `tikv-br COMMAND --help` show the options of a command, `tikv-br help storage` the URLs and credentials of storage. Options of all commands, before or after the command: --output json, --config FILE, --log-level LEVEL, --log-file FILE, --log-format json, --quiet.\n\nDURATION: 500ms, 90s, 1h30m or plain seconds. SIZE: 4096, 64KiB, 1GiB (powers of 1024). TIME: 2026-05-02T10:00:00Z, 2026-05-02 10:00:00 (UTC), -2m or 2 minutes ago.",
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
 )
 

@@ -94,6 +94,14 @@ def put(flags: PutFlags) -> None:
     flags.out.result("put", {"key": key.hex()})
 
 
+def _no_key(flags: KeyFlags, key: bytes, client: RawClient) -> KeyNotFound:
+    """The error for a key that is not there: in API V2 it may be in another keyspace."""
+    if not client.codec.is_v2:
+        return KeyNotFound(f"no key {quote(key, flags.form)}")
+    hint = "Check the key, --key-format and --keyspace ID|NAME. `tikv-br raw scan` lists the keys of a keyspace."
+    return KeyNotFound(f"no key {quote(key, flags.form)} in keyspace {client.codec.keyspace_id}", hint=hint)
+
+
 @command("raw get", example="user:1 --pd 10.0.0.1:2379")
 def get(flags: GetFlags) -> None:
     """Print the value of a key. Exit code 13 if the key does not exist."""
@@ -101,7 +109,7 @@ def get(flags: GetFlags) -> None:
     with flags.connected() as (_, client):
         value = client.get(key)
     if value is None:
-        raise KeyNotFound(f"no key {quote(key, flags.form)}")
+        raise _no_key(flags, key, client)
     if flags.out.is_json:
         flags.out.result("pair", {"key": key.hex(), "value": value.hex()})
     elif flags.value_form is KeyForm.RAW:
@@ -176,7 +184,7 @@ def show_ttl(flags: KeyFlags) -> None:
         seconds = client.get_ttl(key)
         expire_ts = client.now() + seconds if seconds else 0
     if seconds is None:
-        raise KeyNotFound(f"no key {quote(key, flags.form)}")
+        raise _no_key(flags, key, client)
     text = str(seconds) if seconds else "never"
     flags.out.result("ttl", {"key": key.hex(), "ttl": seconds, "expire_ts": expire_ts}, text)
 

@@ -199,10 +199,7 @@ class TargetNotEmpty(TikvBrError):
     """The target range already holds data."""
 
     exit_code = 40
-    default_hint = (
-        "Restore into an empty range. With --allow-overwrite, rows that the backup does not have stay: transactional data are then "
-        "no snapshot, which can break the programs that use them."
-    )
+    default_hint = "Restore into an empty range, cluster or keyspace, or pass --allow-overwrite: rows that the backup does not have then stay."
 
 
 class ChecksumMismatch(TikvBrError):
@@ -267,7 +264,10 @@ class NothingMatched(TikvBrError):
     """The requested range, prefix or keyspace has no row: nothing was written."""
 
     exit_code = 66
-    default_hint = "Check the bounds, the keyspace and the cluster. If there is to be no row, pass --allow-empty."
+    default_hint = (
+        "Pass --keyspace NAME or --keyspace all if the rows are in other keyspaces (API V2), and check the bounds and the cluster. "
+        "If there is to be no row, pass --allow-empty."
+    )
 
 
 class HandOverNotRefused(TikvBrError):

@@ -87,8 +87,15 @@ def check_target(context: RestoreContext) -> None:
             context.reporter(Notice("The target already holds this backup; nothing to do."))
             return
         where = describe_ranges(codec.api_version, [span], codec.mode)
+        hint = None
+        if codec.mode is KeyMode.TXN:
+            hint = (
+                "Restore into an empty range. With --allow-overwrite, rows that the backup does not have stay: the range is then no "
+                "snapshot, which can break the programs that use it."
+            )
         raise TargetNotEmpty(
-            f"the target is not empty in the range {where}: its first key there is {show_both(codec.user_key(first))}"
+            f"the target is not empty in the range {where}: its first key there is {show_both(codec.user_key(first))}",
+            hint=hint,
         )
 
 

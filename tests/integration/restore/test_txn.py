@@ -160,7 +160,7 @@ def test_a_target_with_rows_or_locks(location: StorageLocation, emptied: LiveClu
     txns.commit(alive, b"alive")
     with pytest.raises(TargetNotEmpty, match=b"alive".hex()) as raised:
         restored(emptied, location)
-    assert "transactional data are then no snapshot" in raised.value.hint
+    assert "the range is then no snapshot" in raised.value.hint
     delete_range(emptied)
     txns.prewrite(b"dead", b"dead2")
     time.sleep(0.01)

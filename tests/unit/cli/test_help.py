@@ -19,7 +19,7 @@ from tikv_br.cli.main import Commands, app, run
 from tikv_br.cli.settings import is_shared, options
 
 COMMANDS = {path: command for path, command in leaves(typer.main.get_command(app)) if not command.hidden}
-MOST_OPTIONS = 15
+MOST_OPTIONS = 18
 Capture = pytest.CaptureFixture[str]
 
 
@@ -48,7 +48,7 @@ def shown_flags(path: CommandPath) -> set[str]:
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_help_shows_the_options_that_matter_and_help_all_shows_all(path: CommandPath, capsys: Capture) -> None:
-    """At most fifteen, in groups, without variables, TLS files and storage; then every one, with its variable."""
+    """At most eighteen, in groups, without variables, TLS files and storage; then every one, with its variable."""
     short, full = output(capsys, *path, "--help"), output(capsys, *path, "--help-all")
     assert len(flags_in(short)) <= MOST_OPTIONS, flags_in(short)
     assert flags_in(full) == shown_flags(path)
@@ -66,6 +66,33 @@ def test_help_shows_the_options_that_matter_and_help_all_shows_all(path: Command
     said = " ".join(short.split())
     assert f"--help-all shows {left_out} more options" in said
     assert ("help storage" in said) == any("--s3." in flag for flag in flags_in(full))
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("backup raw", "--heartbeat-url --on-failure --keyspace --prefix --checksum --crypter.key-file"),
+        ("prune", "--heartbeat-url --on-failure"),
+        ("verify", "--heartbeat-url --on-failure --prefix"),
+        ("drill run", "--heartbeat-url --on-failure"),
+        ("gc run", "--on-failure"),
+        ("log compact", "--heartbeat-url --on-failure --log-id"),
+        ("restore raw", "--log-id --to-keyspace --prefix --checksum --crypter.key-file"),
+        ("restore point", "--log-id"),
+        ("backup merge", "--log-id"),
+        ("load raw", "--csv-encoding --bad-rows"),
+        ("export raw", "--prefix"),
+        ("diff", "--prefix"),
+    ],
+)
+def test_short_help_has_what_operators_look_for(capsys: Capture, path: str, wanted: str) -> None:
+    """Also the flags of scheduled commands, and of logs beside others."""
+    assert set(wanted.split()) <= flags_in(output(capsys, *path.split(), "--help"))
+
+
+def test_help_names_its_topics(capsys: Capture) -> None:
+    """Those that `help` has besides commands."""
+    assert "tikv-br help storage" in " ".join(output(capsys, "--help").split())
 
 
 def test_help_of_transactional_data_is_about_them(capsys: Capture) -> None:
