@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +169,20 @@ def test_invalid_changefeeds_are_refused(group: Group, source: LiveCluster, etcd
 
 
 @pytest.mark.core("sync")
+@pytest.mark.slow
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_dead_broker_is_told_soon(group: Group, *, listens: bool) -> None:
+    """Whoever creates a changefeed waits for at most 15 s, whether connections are refused or accepted and never answered."""
+    with socket.socket() as broker:
+        broker.bind(("127.0.0.1", 0))
+        if listens:
+            broker.listen()
+        sink = f"kafka://127.0.0.1:{broker.getsockname()[1]}/topic?protocol=open-protocol"
+        refused = group("changefeed", "create", "--id", "dead", "--sink", sink, "--start-ts", "now", code=83)
+    assert 0 < int(re.findall(r"\(for (\d+) s, ", refused.last["message"])[0]) <= 15
+    assert "dead" not in group.table("changefeed", "list")
+
+
 def test_a_sync_with_its_state_in_etcd(group: Group, source: LiveCluster, etcd: str, tmp_path: Path) -> None:
     """Stopped and started again it goes on from the checkpoint in etcd; a changefeed cannot have its name."""
     sink = tmp_path / "changes"

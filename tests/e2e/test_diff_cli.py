@@ -87,6 +87,18 @@ def test_people_get_tables(pair: tuple[str, str]) -> None:
     assert "compared" not in quiet.out
 
 
+def test_a_repair_of_missing_rows_only(pair: tuple[str, str]) -> None:
+    """B gets what only A has; what is otherwise there, or only there, stays as it is."""
+    a, b = pair
+    sides = ("--pd", a, "--other-pd", b)
+    code, reported = at_a_terminal("no", "diff", *sides, "--repair", "--repair-missing")
+    assert (code, "Write 1 to B?" in reported) == (60, True)
+    done = tikv_br("diff", *sides, "--repair", "--repair-missing", "--yes")
+    assert (done.code, "2 keys differ" in done.err) == (60, True)
+    values = [succeed("raw", "get", "--pd", b, key).out.strip() for key in ("lost", "both", "extra")]
+    assert values == ["value", "there", "value"]
+
+
 def test_a_repair(pair: tuple[str, str]) -> None:
     """Not without --yes where nobody can be asked; then only what A has is written; then what is extra goes; then equal."""
     a, b = pair

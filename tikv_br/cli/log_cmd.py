@@ -291,7 +291,7 @@ def resume(flags: LogFlags) -> None:
     _set_state(flags, LogState.ACTIVE, f"The log {flags.log_id} is active: run `tikv-br log start` to continue it.")
 
 
-@command("log end", example="--pd 10.0.0.1:2379 --storage s3://backups/log")
+@command("log end", former="log stop", example="--pd 10.0.0.1:2379 --storage s3://backups/log")
 def end_log(flags: LogEndFlags) -> None:
     """End a log archive for good, and remove its service safe point. Refused while `log start` runs. Restores from it still work."""
     archive = flags.open()
@@ -322,13 +322,6 @@ def end_log(flags: LogEndFlags) -> None:
             raise SyncRunning(f"the log {flags.log_id} is being written: {error.message}", hint=hint) from None
         _set_state(flags, LogState.STOPPED, f"The log {flags.log_id} has ended. Restores from it still work.")
         release(source.pd, service_id(flags.log_id))
-
-
-@command("log stop", example="--pd 10.0.0.1:2379 --storage s3://backups/log", hidden=True)
-def stop_log(flags: LogEndFlags) -> None:
-    """End a log archive: the former name of `log end`."""
-    logger.warning("`log stop` is now `log end`; the next version no longer has the old name")
-    end_log(flags)
 
 
 @command("log compact", example="--storage s3://backups/log --until 2026-05-02T00:00:00Z")

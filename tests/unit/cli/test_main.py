@@ -172,3 +172,31 @@ def test_no_control_character_of_a_record_reaches_the_terminal(
     assert run(["version", "--output", "json"]) == LeaseHeld.exit_code
     line = capsys.readouterr().out
     assert line.removesuffix("\n").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("former", "more", "now"),
+    [
+        ("pin", "x --storage /nowhere", "backup pin"),
+        ("unpin", "x --storage /nowhere", "backup unpin"),
+        ("delete", "x --storage /nowhere", "backup delete"),
+        ("abort", "--storage /nowhere", "backup abort"),
+        ("unlock", "--storage /nowhere", "backup unlock"),
+        ("find", "key --storage /nowhere", "backup find"),
+        ("capture list", "--pd 127.0.0.1:1 --etcd nothing:x", "changefeed captures"),
+        ("processor list", "--pd 127.0.0.1:1 --etcd nothing:x", "changefeed processors"),
+        ("capture start", "--pd 127.0.0.1:1 --etcd nothing:x", "changefeed capture"),
+        ("log stop", "--pd 127.0.0.1:1 --storage /nowhere --yes", "log end"),
+    ],
+)
+def test_a_former_name_says_the_present_one(
+    former: str, more: str, now: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It works once more, with a warning, and no help lists it."""
+    run([*former.split(), *more.split()])
+    assert f"`tikv-br {former}` is now `tikv-br {now}`" in capsys.readouterr().err
+    run(["log", "--help"] if former.startswith("log ") else ["--help"])
+    assert (
+        f"\n  {former.rsplit(maxsplit=1)[-1] if former.startswith('log ') else former.split(maxsplit=1)[0]} "
+        not in capsys.readouterr().out
+    )
