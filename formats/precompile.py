@@ -3,7 +3,7 @@
 It calls each kernel with the types that it is called with, and keeps numba's cache in `tikv_br.formats.jit.COMPILED`. A wheel that is built
 afterwards contains that folder; a process whose own cache lacks a kernel copies it from there.
 
-``--extension`` also makes a C extension of them, which works without numba. That needs a C compiler, Python's headers and setuptools.
+``--extension`` also makes a C extension of them, which works without numba. That needs compilers of C and C++, Python's headers and setuptools.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 #   scripts/build_release.sh [DIR]     into DIR (default: dist), which must not contain other files
 #
 # The wheel is made from the sdist and the kernels, compiled for any processor of this architecture and this Python, for use with numba and
-# without it, which takes a C compiler. Elsewhere it needs numba, which compiles them at their first use, and keeps them.
+# without it, which takes compilers of C and C++. Elsewhere it needs numba, which compiles them at their first use, and keeps them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${1:-dist}

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Run the steps of the Dockerfile without Docker, and the program of the image: ``sudo scripts/check_container.py [FOLDER]``.
+"""Run the steps of a Dockerfile without Docker, and the program of the image: ``sudo scripts/check_container.py [FOLDER [DOCKERFILE]]``.
 
 Each stage is an overlay file system over Debian 12 with its own Python 3.11, from debootstrap, in place of the base image. RUN steps
 run in it as they stand, with this machine's configuration of apt and pip. Then the program runs as the image's user, with a read-only root and a /tmp
-of its own: its version, and a backup and a restore between playgrounds through Spark, without any kernel compiled.
+of its own: its version, and a backup and a restore between playgrounds through Spark, without any kernel compiled. `Dockerfile.core` gives
+an image without Spark and playground: a restore and a sync between playgrounds of this machine's .venv, on threads.
 
 Needs root, debootstrap, unshare and Debian 12, and 3 minutes of processor time; FOLDER (default: .cache/container) keeps the base for the next run.
 """
@@ -17,8 +18,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +30,30 @@ INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "WORKDIR", "ENV", "USER", "HEALTHC
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 MOUNTED_CERTIFICATES = "/mnt/ca-certificates.crt"
 """Elsewhere, as packages that are installed change the original."""
-PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
+PACKAGES = "python3,python3-dev,python3-venv,python3-pip,ca-certificates"
+CORE = "Dockerfile.core"
+CORE_SESSION = """
+set -eu
+value() { python -c 'import json, sys; print(json.loads(sys.stdin.read().splitlines()[-1])[sys.argv[1]])' "$1"; }
+rows() { tikv-br raw checksum --pd "$1" --output json | value total_kvs; }
+for name in java gcc; do
+    if command -v $name; then exit 1; fi
+done
+python -c 'import importlib.util as find; assert not [each for each in ("numba", "pyspark", "pandas") if find.find_spec(each)]'
+tikv-br raw import --pd "$ONE" --count 1000 --seed 7 --quiet
+tikv-br backup raw --pd "$ONE" --storage /tmp/backup --engine scan --safe-interval 3s --quiet
+tikv-br verify --storage /tmp/backup --level data --quiet
+tikv-br restore raw --pd "$TWO" --storage /tmp/backup --quiet
+test "$(rows "$TWO")" = 1000
+tikv-br sync --pd "$ONE" --sink "tikv://$TWO" --from-backup /tmp/backup --state-dir /tmp/state --scratch-dir /tmp --quiet &
+sync=$!
+tikv-br raw put later value --pd "$ONE" --quiet
+for _ in $(seq 120); do test "$(rows "$TWO")" = 1001 && break; sleep 1; done
+test "$(rows "$TWO")" = 1001
+kill $sync
+wait $sync || true
+echo "without numba, Spark and Java"
+"""
 SESSION = """
 set -eu
 tikv-br --version
@@ -177,8 +203,8 @@ class Build:
                 (to / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(PROJECT / file, to / name)
 
-    def run(self, stage: Stage, *command: str, read_only: bool = False) -> None:
-        """Run a command in the stage, in name spaces of its own for mounts and processes."""
+    def run(self, stage: Stage, *command: str, read_only: bool = False, more: Mapping[str, str] | None = None) -> None:
+        """Run a command in the stage, in name spaces of its own for mounts and processes, with more variables."""
         root = self._folder / "root"
         root.mkdir(exist_ok=True)
         layers = f"lowerdir={self._base},upperdir={self._upper(stage.name)},workdir={self._folder / 'work'}"
@@ -195,7 +221,7 @@ class Build:
         ]
         handed = {name: value for name, value in os.environ.items() if name.startswith("PIP_") and "LINKS" not in name}
         handed["PIP_CERT"] = MOUNTED_CERTIFICATES
-        settings = [f"{name}={value}" for name, value in (self._environment | handed).items()]
+        settings = [f"{name}={value}" for name, value in (self._environment | handed | dict(more or {})).items()]
         inside = ["/bin/sh", "-c", f'cd {self._directory} && exec "$@"', "sh", *command]
         name_spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", " && ".join(script), "sh"]
         subprocess.run([*name_spaces, *settings, *inside], check=True, stdin=subprocess.DEVNULL)
@@ -219,6 +245,31 @@ class Build:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
 
 
+def core_session(build: Build, image: Stage) -> None:
+    """Use the image of `Dockerfile.core` with two playgrounds outside of it."""
+    program = str(PROJECT / ".venv/bin/tikv-br")
+    with ExitStack() as stack:
+        addresses = {}
+        for name in ("ONE", "TWO"):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            start = [
+                program,
+                "playground",
+                "start",
+                "--dir",
+                folder,
+                "--api-version",
+                "v2",
+                "--stores",
+                "1",
+                "--detach",
+            ]
+            done = subprocess.run([*start, "--output", "json"], check=True, capture_output=True, text=True)
+            stack.callback(subprocess.run, [program, "playground", "stop", "--dir", folder], check=True)
+            addresses[name] = json.loads(done.stdout.splitlines()[-1])["pd"]
+        build.run(image, "/bin/sh", "-c", CORE_SESSION, read_only=True, more=addresses)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Build and try the image; 0 if all of it works."""
     folder = Path(arguments[0]) if arguments else PROJECT / ".cache" / "container"
@@ -226,7 +277,8 @@ def main(arguments: Sequence[str]) -> int:
         print("check_container.py: needs root and debootstrap (apt-get install debootstrap)", file=sys.stderr)
         return 2
     folder.mkdir(parents=True, exist_ok=True)
-    stages = read_stages((PROJECT / "Dockerfile").read_text(encoding="utf-8"))
+    dockerfile = arguments[1] if len(arguments) > 1 else "Dockerfile"
+    stages = read_stages((PROJECT / dockerfile).read_text(encoding="utf-8"))
     begin, build = time.monotonic(), Build(folder.resolve())
     build.prepare_base()
     for stage in stages:
@@ -234,7 +286,10 @@ def main(arguments: Sequence[str]) -> int:
     image = stages[-1]
     entry = json.loads(next(each.text for each in image.instructions if each.name == "ENTRYPOINT"))
     build.run(image, *entry, "--version", read_only=True)
-    build.run(image, "/bin/sh", "-c", SESSION, read_only=True)
+    if dockerfile == CORE:
+        core_session(build, image)
+    else:
+        build.run(image, "/bin/sh", "-c", SESSION, read_only=True)
     print(f"the image works; it adds {build.size(image)} to the base; {time.monotonic() - begin:.0f} s")
     return 0
 

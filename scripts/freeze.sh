@@ -23,6 +23,8 @@ lock() {
 mkdir -p requirements
 # Packages without a wheel, as PySpark, are built with these, too: pip would fetch others for each, and check no hash.
 lock build - <<<$'hatchling\neditables\nsetuptools\nwheel'
+# Compiles the C extension of the kernels for Dockerfile.core.
+lock kernels - <<<$'llvmlite\nnumba'
 lock core pyproject.toml --extra aws
 lock image pyproject.toml --extra full --extra playground --extra kafka
 lock dev pyproject.toml --extra dev

@@ -40,6 +40,7 @@ DASHBOARD = json.loads((PROJECT / "deploy" / "grafana" / "tikv-br.json").read_te
 ALERTS = yaml.safe_load((PROJECT / "docs" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
 COMMANDS = dict(leaves(typer.main.get_command(app)))
 STAGES = read_stages((PROJECT / "Dockerfile").read_text(encoding="utf-8"))
+CORE_STAGES = read_stages((PROJECT / "Dockerfile.core").read_text(encoding="utf-8"))
 FOREIGN = {
     "up": {"job", "instance"},
     "kube_cronjob_status_last_successful_time": {"namespace", "cronjob"},
@@ -90,6 +91,33 @@ def test_the_image_runs_the_program_as_an_ordinary_user() -> None:
     last = " ".join(each.text for each in instructions("RUN", -1))
     assert f"--uid {uid}" in last
     assert not re.search(r"\bpip\b|gcc|build-essential|-dev\b", last)
+
+
+def test_the_slim_image_is_the_other_one_without_java_and_compiler() -> None:
+    """It copies the same files, and ends with the same user, folder and entry point; the compiler and numba stay in the stage that builds."""
+    for name, at in (("USER", -1), ("ENV", -1), ("ENTRYPOINT", -1), ("WORKDIR", -1), ("COPY", -1), ("HEALTHCHECK", -1)):
+        assert [each for each in CORE_STAGES[at].instructions if each.name == name] == instructions(name, at)
+    copied = [each for each in CORE_STAGES[0].instructions if each.name == "COPY"]
+    assert copied == instructions("COPY", 0)
+    runs = [" ".join(each.text for each in stage.instructions if each.name == "RUN") for stage in CORE_STAGES]
+    assert "g++" in runs[0]
+    assert "-r requirements/kernels.txt" in runs[0]
+    assert not re.search(r"requirements/(image|dev)|apt-get.*-jre|\bpip\b.*opt/tikv-br.*kernels\.txt", runs[0])
+    (last,) = re.findall(r"^useradd.*$", runs[1])
+    assert last in " ".join(each.text for each in instructions("RUN", -1))
+    packages = {each.partition("==")[0] for each in (PROJECT / "requirements/core.txt").read_text("utf-8").splitlines()}
+    assert not packages & {"pyspark", "pandas", "numba", "llvmlite"}
+
+
+def test_a_release_pushes_both_images() -> None:
+    """Each from its Dockerfile, under a tag of its own, on the base image of one digest."""
+    jobs = yaml.safe_load((PROJECT / ".github/workflows/release.yml").read_text("utf-8"))["jobs"]
+    built = [each["with"] for each in jobs["container"]["steps"] if "build-push-action" in each.get("uses", "")]
+    assert [each.get("file", "Dockerfile") for each in built] == ["Dockerfile", "Dockerfile.core"]
+    assert len({each["tags"] for each in built}) == 2
+    assert len({each["build-args"] for each in built}) == 1
+    bases = [(PROJECT / name).read_text("utf-8") for name in ("Dockerfile", "Dockerfile.core")]
+    assert len({line for text in bases for line in text.splitlines() if line.startswith("ARG BASE=")}) == 1
 
 
 def test_the_steps_of_the_build_use_what_there_is() -> None:

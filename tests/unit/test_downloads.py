@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [
     *sorted(each for each in (ROOT / "scripts").iterdir() if each.is_file()),
-    ROOT / "Dockerfile",
+    *sorted(ROOT.glob("Dockerfile*")),
     ROOT / ".ci" / "run",
     *sorted((ROOT / ".github").rglob("*.yml")),
 ]
@@ -101,7 +101,7 @@ def test_a_download_without_one_is_found(command: str) -> None:
     assert unchecked("Dockerfile", f"set -eu\n{command}\n") != []
 
 
-@pytest.mark.parametrize("name", ["build", "image", "dev"])
+@pytest.mark.parametrize("name", ["build", "core", "kernels", "image", "dev"])
 def test_requirements_are_pinned_with_hashes_and_name_no_index(name: str) -> None:
     """Each of them has a version and hashes; any index that has the same files can be used."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
