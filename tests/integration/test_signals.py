@@ -10,12 +10,16 @@ import pytest
 
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.logs import write_log
 from tests.support.ports import reserved_ports
 from tests.support.worst_moment import run_struck
+from tikv_br.backupset.index import Index
 from tikv_br.cli.main import run
 from tikv_br.errors import Terminated
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cluster, launcher
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
 
 FOLLOWERS = {
     "sync-diff": ["sync", "--mode", "diff", "--sink", "tikv://{target}"],
@@ -23,6 +27,7 @@ FOLLOWERS = {
     "capture": ["changefeed", "capture"],
     "serve": ["serve", "-s", "{folder}", "--listen", "127.0.0.1:0"],
 }
+COLUMNS = ["--input", "{folder}/rows.csv", "--key-column", "k", "--value-column", "v", "--allow-overwrite"]
 OPERATIONS = {
     "sync": ["sync", "--sink", "blackhole://", "--state-dir", "{folder}/state", "--start-ts", "now"],
     "log": ["log", "start", "-s", "{folder}/log", "--start-ts", "now"],
@@ -30,6 +35,16 @@ OPERATIONS = {
     "restore": ["restore", "raw", "-s", "{folder}/backup", "--allow-overwrite"],
     "verify": ["verify", "-s", "{folder}/backup", "--level", "restore"],
     "export": ["export", "raw", "-s", "{folder}/out", "--format", "csv"],
+    "diff": ["diff", "--other-pd", "{target}"],
+    "load": ["load", "raw", *COLUMNS, "--staging", "{folder}/staging"],
+    "load-put": ["load", "raw", *COLUMNS, "--mode", "put", "--bad-rows", "{folder}/bad"],
+    "import": ["raw", "import", "--count", "10"],
+    "base": ["backup", "raw", "--base", "{folder}/backup", "-s", "{folder}/next", "--safe-interval", "0"],
+    "backup-txn": ["backup", "txn", "-s", "{folder}/txn"],
+    "merge": ["backup", "merge", "--base", "{folder}/backup", "--log", "{folder}/log", "-s", "{folder}/merged"],
+    "compact": ["log", "compact", "-s", "{folder}/log"],
+    "prune": ["prune", "-s", "{folder}", "--keep-last", "1", "--yes"],
+    "rebuild": ["list", "{folder}", "--rebuild"],
     "drill": [
         "drill",
         "run",
@@ -43,6 +58,22 @@ OPERATIONS = {
         "8",
     ],
 }
+
+WITHOUT_CLUSTER = {"serve", "merge", "compact", "prune", "list"}
+ON_THREADS = {
+    "backup",
+    "restore",
+    "export",
+    "drill",
+    "load",
+    "load-put",
+    "diff",
+    "base",
+    "backup-txn",
+    "merge",
+    "compact",
+}
+"""Commands that would wait for Spark."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +97,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[LiveClus
 def ends(forks: Forks, arguments: Sequence[str], folder: Path, pair: Sequence[LiveCluster], *, stop_only: bool) -> None:
     """Run a command that gets the signal, and see how it ends."""
     filled = [argument.format(folder=folder, target=pair[1].pd) for argument in arguments]
-    pd = [] if "serve" in arguments else ["--pd", pair[0].pd]
+    pd = [] if WITHOUT_CLUSTER & {*arguments} else ["--pd", pair[0].pd]
     forks.start(partial(run_struck, partial(run, [*filled, *pd]), folder / "struck", stop_only=stop_only))
     assert forks.wait() == Terminated.exit_code
     assert (folder / "struck").exists()
@@ -84,7 +115,10 @@ def test_a_follower_inside_the_wait_for_its_stop(
 def test_an_operation_inside_a_wait(command: str, forks: Forks, pair: Sequence[LiveCluster], tmp_path: Path) -> None:
     """The signal raises there, and steps are undone. A sync waits for its feed; only at its start is it inside such a wait."""
     assert run(["backup", "raw", "--pd", pair[0].pd, "-s", str(tmp_path / "backup"), "--executor", "driver"]) == 0
-    executor = [] if command in {"log", "sync", "verify"} else ["--executor", "driver"]
+    (tmp_path / "rows.csv").write_text("k,v\na,1\nb,2\n")
+    ts = Index(open_store(parse(str(tmp_path)))).find("newest").entry.backup_ts
+    write_log(parse(str(tmp_path / "log")), pair[0].cluster.cluster_id, ts, [ts + 1, ts + 2])
+    executor = ["--executor", "driver"] if command in ON_THREADS else []
     ends(forks, [*OPERATIONS[command], *executor], tmp_path, pair, stop_only=False)
 
 

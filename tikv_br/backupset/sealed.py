@@ -147,7 +147,7 @@ def _parse_encrypted_record(data: bytes, name: str) -> tuple[int, str, bytes, by
         version, method = int(document["format_version"]), str(document["encryption"])
         key_check, iv = bytes.fromhex(document["key_check"]), bytes.fromhex(document["iv"])
         ciphertext = base64.b64decode(document["ciphertext"], validate=True)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise BackupDamaged(f"{name} is damaged: it is not a valid encrypted record") from None
     if len(iv) != IV_SIZE or method not in KEY_SIZES:
         raise BackupDamaged(f"{name} is damaged: its encryption method is unknown")

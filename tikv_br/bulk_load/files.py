@@ -468,7 +468,7 @@ def open_json(source: Input, files: Sequence[InputFile], columns: list[str]) -> 
             if isinstance(found, str):
                 continue
             if not names:
-                names.update(dict.fromkeys(json.loads(line)))
+                names.update(dict.fromkeys(json.loads(line, parse_int=str)))  # Python refuses 5,000 digits
             names.update(dict.fromkeys(name for name, raw in zip(columns, found, strict=True) if raw))
             kinds.update(
                 {
@@ -555,13 +555,18 @@ def _fields_of(line: bytes, names: Sequence[str]) -> list[bytes] | str:
 
     try:
         found = records.member_decoder(tuple(names)).decode(line)
-    except msgspec.MsgspecError:
+        if (
+            b"\\" in line
+            or any(line.count(f'"{name}"'.encode()) > 1 for name in names)
+            or not all(map(str.isalnum, names))
+        ):
+            text = line.decode("utf-8", "replace")
+            pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list, parse_int=str)
+            given = [name for name, _ in pairs]
+            if any(given.count(name) > 1 for name in names):
+                return REPEATED_NAME
+    except (msgspec.MsgspecError, RecursionError):
         return NOT_JSON
-    if b"\\" in line or any(line.count(f'"{name}"'.encode()) > 1 for name in names) or not all(map(str.isalnum, names)):
-        pairs: list[tuple[str, Any]] = json.loads(line.decode("utf-8", "replace"), object_pairs_hook=list)
-        given = [name for name, _ in pairs]
-        if any(given.count(name) > 1 for name in names):
-            return REPEATED_NAME
     return [bytes(each) for each in msgspec.structs.astuple(found)]
 
 
@@ -677,7 +682,7 @@ def _export_encoding(file: InputFile) -> str:
         found = json.loads(data)
         parts = {part["name"] for part in found["files"]}
         return str(found["encoding"]) if name in parts and found["encoding"] in {"hex", "escaped"} else "raw"
-    except (OSError, StorageObjectMissing, ValueError, KeyError, TypeError):
+    except (OSError, StorageObjectMissing, ValueError, KeyError, TypeError, RecursionError):
         return "raw"
 
 

@@ -22,7 +22,7 @@ from tikv_br.cli.key_flags import LogSourceFlags, parse_ts_or_latest
 from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import show_time
-from tikv_br.errors import UsageError
+from tikv_br.errors import BackupDamaged, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.cluster.config import ClusterConfig
@@ -339,17 +339,24 @@ class DrillShowFlags(ReportsFlags):
 @command("drill show", example="--reports s3://backups/drills")
 def show(flags: DrillShowFlags) -> None:
     """Show the report of a drill."""
-    from tikv_br.drill.history import find_report
+    from tikv_br.drill.history import NOT_A_REPORT, REPORTS, find_report
     from tikv_br.drill.report import page_url
     from tikv_br.storage.open import open_store
 
     out, home = flags.out, open_store(flags.s3.locate(_reports_url(flags.reports)))
     report = find_report(home, flags.drill_id)
-    out.result("report", {"report": report}, _report_text(report, page_url(home.location, report["id"])))
     rows = []
-    for goal in report["goals"]:
-        limit, value = (_figure(goal[name], goal["unit"]) for name in ("limit", "value"))
-        rows.append((goal["name"], limit, value, "" if goal["limit"] is None else "met" if goal["met"] else "missed"))
+    try:
+        text = _report_text(report, page_url(home.location, report["id"]))
+        for goal in report["goals"]:
+            limit, value = (_figure(goal[name], goal["unit"]) for name in ("limit", "value"))
+            met = "" if goal["limit"] is None else "met" if goal["met"] else "missed"
+            rows.append((str(goal["name"]), limit, value, met))
+    except NOT_A_REPORT as error:
+        raise BackupDamaged(
+            f"{REPORTS}/{report['id']}.json in {home.location} is not a report of a version that can be read: {error}"
+        ) from None
+    out.result("report", {"report": report}, text)
     out.table(("objective", "limit", "measured", ""), rows, prose=("objective",))
 
 

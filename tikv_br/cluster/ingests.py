@@ -239,5 +239,5 @@ def _load(item: KeyValue) -> Ingest:
 def _cdc_state(item: KeyValue) -> str:
     try:
         return str(json.loads(item.value).get("state", ""))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""

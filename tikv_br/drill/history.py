@@ -37,6 +37,8 @@ Figure = Annotated[float, msgspec.Meta(gt=-MAX_MILLISECONDS, lt=MAX_MILLISECONDS
 SEAL = "content_sha256"
 """A field of each report: the hash of the others. It detects damage, not a forgery."""
 _END = b"}\n"
+NOT_A_REPORT = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
+"""What reading the figures of a document raises that is no report, as its author may have had any."""
 log = logging.getLogger(__name__)
 
 
@@ -63,7 +65,7 @@ class PastDrill:
 
 
 def past_drill_of(report: Mapping[str, Any]) -> PastDrill:
-    """The figures in a report's JSON. Raises `KeyError`, `TypeError` if it is not a report."""
+    """The figures in a report's JSON. Raises `NOT_A_REPORT`."""
     goals = {goal["name"]: goal["value"] for goal in report["goals"]}
     backup = report["backup"] or {}
     size, rto = backup.get("data_bytes", 0), goals.get("RTO")
@@ -187,7 +189,7 @@ def _id_in(name: str) -> str:
 def _trend_of(report: Mapping[str, Any], name: str) -> list[PastDrill]:
     try:
         return records.convert(report["trend"] or [asdict(past_drill_of(report))], list[PastDrill])
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
+    except (*NOT_A_REPORT, msgspec.ValidationError) as error:
         log.warning("%s is not a report of a version that can be read: %s", name, error)
         return []
 

@@ -98,7 +98,7 @@ def _json_rows(file: Iterable[str]) -> Rows:
             continue
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _LineError(number, f"invalid JSON: {error}") from None
         if not isinstance(fields, dict):
             raise _LineError(number, "not a JSON object")

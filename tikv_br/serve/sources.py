@@ -199,7 +199,7 @@ class StatusSource:
             raise TikvBrError(f"{self._url}/status is larger than {MAX_STATUS} bytes", hint=_NO_STATUS)
         try:
             return tuple(_sync(each) for each in json.loads(body)["syncs"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise TikvBrError(f"{self._url}/status is not the status of syncs: {error}", hint=_NO_STATUS) from None
 
     def _refused(self, code: int) -> TikvBrError:

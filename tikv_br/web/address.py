@@ -76,13 +76,18 @@ _CREATE_HINT = "Create one, for example: openssl rand -hex 32 >FILE"
 
 
 def load_or_create_key(path: Path) -> SecretText:
-    """The key in our own file, which is created if it does not exist. Raises `UsageError` if others may read it."""
+    """The key in our own file, which is created if it does not exist. Raises `UsageError` if others may read it, or made it."""
     with storage_errors(path, "written", _HINTS):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _create_key(path)
     with storage_errors(path, "read"):
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in {os.getuid(), 0}:
+            raise UsageError(
+                f"the status key file {path} is no file of this user", hint="Pass another one with --status-key-file."
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
             raise UsageError(f"the status key file {path} is readable by other users", hint=f"Run: chmod 600 {path}")
     return read_key(path)
 

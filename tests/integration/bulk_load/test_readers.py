@@ -211,6 +211,14 @@ TEXTS: dict[str, tuple[Callable[[Path], None], object]] = {
         lines({"id": "a", "v": "1", "x": 1}, {"id": "b", "v": "2", "x": {"y": []}}),
         {"a": "1", "b": "2"},
     ),
+    "json, more digits than Python reads": (
+        text("jsonl", f'{{"id":"a","v":"1","x":{"1" * 5000}}}\n{{"id":"\\u0062","v":"2","x":{"2" * 5000}}}\n'),
+        {"a": "1", "b": "2"},
+    ),
+    "json, nested too deeply": (
+        text("jsonl", f'{{"id":"a","v":"1"}}\n{{"id":"b","v":"2","x":{"[" * 5000}1{"]" * 5000}}}\n'),
+        ({"a": "1"}, {NOT_JSON: [2]}),
+    ),
     "json, compressed": (text("json.gz", '{"id":"a","v":"1"}\n{"id":"b","v":"2"}'), {"a": "1", "b": "2"}),
     "json, no bytes": (text("jsonl", '{"id":"a","v":"1"}\n', ""), {"a": "1"}),
     "json, lines that are refused": (

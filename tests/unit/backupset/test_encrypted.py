@@ -131,6 +131,22 @@ def test_a_key_for_a_plain_backup_is_refused(tmp_path: Path) -> None:
     assert BackupSet.open_any(store_at(tmp_path)).encryption == "plaintext"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"[" * 100_000,
+        b'"aes256-ctr", "format_version": 1e999}',
+        b'"aes256-ctr", "format_version": %s}' % (b"1" * 5000),
+        b'[], "format_version": 1, "key_check": 5, "iv": {}, "ciphertext": null}',
+    ],
+    ids=["nested", "infinite", "digits", "types"],
+)
+def test_a_forged_envelope_is_damage(fields: bytes) -> None:
+    """Whatever stands where an encrypted record has its fields."""
+    with pytest.raises(BackupDamaged, match="not a valid encrypted record"):
+        unseal(b'{"encryption": ' + fields, RIGHT_KEY, "x")
+
+
 @pytest.mark.parametrize("wrong", [PLAIN, OTHER_KEY, crypter("aes128-ctr")])
 def test_a_go_backup_has_no_check_value_and_is_still_told(tmp_path: Path, wrong: Crypter) -> None:
     """Its `backupmeta` alone is there: with the key it reads, with another it is not called damaged."""

@@ -149,11 +149,14 @@ def test_no_order_of_two_writers_loses_an_entry(order: list[int], data: st.DataO
     assert set(ids(index)) == {index_entry(number).id for number in order}
 
 
-def test_damaged_entry_hides_only_itself(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "content", [b"{}", b'{"content":' + b"[" * 100_000, b"[" * 100_000], ids=["empty", "deep", "bare"]
+)
+def test_damaged_entry_hides_only_itself(index: Index, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """The others are listed, and a warning describes the repair."""
     first, second = shelve(index, "a", 0), shelve(index, "b", 1)
     index.root.delete(SNAPSHOT)
-    index.root.put(entry_name(first.id), b"{}")
+    index.root.put(entry_name(first.id), content)
     with caplog.at_level(logging.WARNING):
         assert ids(index) == [second.id]
     assert "list --rebuild" in caplog.text

@@ -175,6 +175,15 @@ def test_garbage(data: bytes) -> None:
         records.load(Sample, data, "x.json")
 
 
+@pytest.mark.parametrize("depth", [300, 999, 1_000, 100_000])
+@pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_content_nested_too_deeply(depth: int, begin: bytes, end: bytes) -> None:
+    """With the hash that belongs to it: the seal of one who writes it does not make it a record."""
+    for content in (begin * depth + b"1" + end * depth, b'{"flag":' + begin * depth + b"1" + end * depth + b"}"):
+        with pytest.raises(BackupDamaged, match=r"x\.json"):
+            records.load(Sample, compact(content), "x.json")
+
+
 def test_edited_content_is_noticed() -> None:
     """A well-meant edit without a new seal is refused."""
     edited = records.dump(ONE).replace(b'"number":1', b'"number":2')

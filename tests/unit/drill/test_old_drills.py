@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.backupset.shelves import index_at, shelve
 from tests.unit.drill.samples import DAY_MS, passed
 from tikv_br.backupset.index import Index, IndexEntry
-from tikv_br.drill.history import backup_path, read_past_drills, remove_old_drills
+from tikv_br.cli.main import run
+from tikv_br.drill.history import REPORTS, backup_path, read_past_drills, remove_old_drills, sealed
 from tikv_br.drill.report import DrillReport, write_json
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -90,3 +95,26 @@ def test_reports_from_the_future_push_out_none(
     assert remaining(index) == {backup_path(real.id)}
     assert len(read_past_drills(home)) == 4
     assert caplog.text.count("is from the future") == 3
+
+
+def places(value: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:  # noqa: ANN401 - any JSON
+    """The place of every value in a document, also of objects and arrays."""
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*above, key)
+        yield from places(each, (*above, key))
+
+
+@pytest.mark.parametrize("value", ["x", None, [], 10**400], ids=["text", "null", "array", "number"])
+def test_a_report_of_other_types_costs_no_other_one(home: ObjectStore, value: object) -> None:
+    """Its hash belongs to it, as the hash of whoever writes it does: `list` shows the rest, `show` says what is damaged."""
+    save(home, passed(1))
+    forged = json.loads(json.dumps({**passed(2).to_json(), "trend": []}))
+    for *path, last in list(places(forged)):
+        document = copy.deepcopy(forged)
+        inside: Any = document
+        for step in path:
+            inside = inside[step]
+        inside[last] = value
+        home.put(f"{REPORTS}/{forged['id']}.json", json.dumps(sealed(document)).encode() + b"\n")
+        assert passed(1).id in {past.id for past in read_past_drills(home)}
+        assert run(["drill", "show", forged["id"], "--reports", home.location.path]) != 1, "an unexpected error"

@@ -98,6 +98,7 @@ def test_expiry_is_absolute_or_from_now(tmp_path: Path) -> None:
     ("name", "text", "problem"),
     [
         ("a.jsonl", '{"key": "6b", "value": "76"}\n{"key": "6b"', r"a\.jsonl, line 2: invalid JSON"),
+        ("a.jsonl", "[" * 100_000, r"a\.jsonl, line 1: invalid JSON"),
         ("a.jsonl", "[1]", r"line 1: not a JSON object"),
         ("a.jsonl", '{"key": "6b"}', r"line 1: no `value`; it has key"),
         ("a.jsonl", "{}", r"line 1: no `key` and no `value`; it has nothing"),

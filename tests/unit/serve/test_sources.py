@@ -71,11 +71,12 @@ GOOD = {"checkpoint_lag": 1.0, "write_lag": None, "events_per_second": 1, "writt
         json.dumps({"syncs": [{"name": "a", "trouble": "", "status": {}}]}).encode(),
         *(
             json.dumps({"syncs": [{"name": "a", "trouble": "", "status": GOOD | {"checkpoint_lag": value}}]}).encode()
-            for value in (float("nan"), float("inf"), "1", None, True)
+            for value in (float("nan"), float("inf"), "1", None, True, 10**400)
         ),
+        json.dumps({"syncs": [{"name": "a", "trouble": "", "status": GOOD | {"written": float("inf")}}]}).encode(),
         b" " * (5 << 20),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_other_answers_are_refused(body: bytes) -> None:
     """Nothing that is no status gets on to the page, however large or deep."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,21 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is readable by other users") as caught:
         load_or_create_key(path)
     assert caught.value.hint == f"Run: chmod 600 {path}"
+
+
+def test_a_key_that_another_user_has_put_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They know it; and a pipe of theirs would be waited for."""
+    path = tmp_path / "status.key"
+    load_or_create_key(path)
+    if os.getuid():
+        monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    else:
+        os.chown(path, 4242, -1)
+    with pytest.raises(UsageError, match="is no file of this user"):
+        load_or_create_key(path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UsageError, match="is no file of this user"):
+        load_or_create_key(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(
