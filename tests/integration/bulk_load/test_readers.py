@@ -216,8 +216,8 @@ TEXTS: dict[str, tuple[Callable[[Path], None], object]] = {
         {"a": "1", "b": "2"},
     ),
     "json, nested too deeply": (
-        text("jsonl", f'{{"id":"a","v":"1"}}\n{{"id":"b","v":"2","x":{"[" * 5000}1{"]" * 5000}}}\n'),
-        ({"a": "1"}, {NOT_JSON: [2]}),
+        text("jsonl", f'{{"id":"a","v":"1"}}\n{{"id":"b","v":"2","x":{"[" * 5000}1{"]" * 5000}}}\n{{"id":\n'),
+        ({"a": "1"}, {NOT_JSON: [2, 3]}),
     ),
     "json, compressed": (text("json.gz", '{"id":"a","v":"1"}\n{"id":"b","v":"2"}'), {"a": "1", "b": "2"}),
     "json, no bytes": (text("jsonl", '{"id":"a","v":"1"}\n', ""), {"a": "1"}),
