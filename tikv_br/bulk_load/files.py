@@ -649,6 +649,10 @@ def _local_files(path: str) -> Iterator[tuple[InputFile, bool]]:
                 continue
             seen.add(os.path.realpath(folder))
             for file in (Path(folder, name) for name in names):
+                if not file.is_file():  # to open a pipe would be to wait for its writer
+                    raise UsageError(
+                        f"--input: {file} is neither a file nor a folder", hint="Remove it, or pass a glob."
+                    )
                 yield InputFile(None, str(file), file.stat().st_size), _is_hidden(file.relative_to(literal).parts)
 
 
@@ -677,6 +681,8 @@ def _export_encoding(file: InputFile) -> str:
     """Notation of keys and values in a file of our exports, which describe themselves; raw for others."""
     folder, _, name = file.name.rpartition("/")
     record = f"{folder}/{EXPORT_RECORD}" if folder else EXPORT_RECORD
+    if file.store is None and not Path(record).is_file():
+        return "raw"
     try:
         data = Path(record).read_bytes() if file.store is None else file.store.get(record)
         found = json.loads(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tikv_br.backupset.layout import EXPORT_RECORD
 from tikv_br.bulk_load import local
 from tikv_br.bulk_load.files import open_files
+from tikv_br.errors import UsageError
 from tikv_br.formats import columns
 from tikv_br.formats.tables import TableFormat, TableOptions, open_table
 from tikv_br.storage.url import CloudFlags
@@ -86,3 +88,16 @@ def test_any_text(tmp_path: Path, kind: TableFormat, rows: dict[bytes, tuple[byt
             else [json.loads(line) for line in file.read().split("\n")[:-1]]
         )
     assert {row["key"].encode(): (row["value"].encode(), int(row["expire_ts"] or 0)) for row in found} == rows
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe or a broken link in a folder that others may write to, also in place of the description of an export."""
+    (tmp_path / "a.csv").write_text("key,value,expire_ts\nk,v,5\n")
+    os.mkfifo(tmp_path / EXPORT_RECORD)
+    assert read(tmp_path / "a.csv") == {b"k": (b"v", 5)}
+    (tmp_path / "link.csv").symlink_to("nowhere")
+    for odd in ("link.csv", EXPORT_RECORD):
+        with pytest.raises(UsageError, match=r"(link.csv|_export.json) is neither a file nor a folder"):
+            read(tmp_path, format="csv")
+        (tmp_path / odd).unlink()
+    assert read(tmp_path, format="csv") == {b"k": (b"v", 5)}
