@@ -41,6 +41,7 @@ OPERATIONS = {
     "import": ["raw", "import", "--count", "10"],
     "base": ["backup", "raw", "--base", "{folder}/backup", "-s", "{folder}/next", "--safe-interval", "0"],
     "backup-txn": ["backup", "txn", "-s", "{folder}/txn"],
+    "merge": ["backup", "merge", "--base", "{folder}/backup", "--log", "{folder}/log", "-s", "{folder}/merged"],
     "compact": ["log", "compact", "-s", "{folder}/log"],
     "prune": ["prune", "-s", "{folder}", "--keep-last", "1", "--yes"],
     "rebuild": ["list", "{folder}", "--rebuild"],
@@ -58,7 +59,7 @@ OPERATIONS = {
     ],
 }
 
-WITHOUT_CLUSTER = {"serve", "compact", "prune", "list"}
+WITHOUT_CLUSTER = {"serve", "merge", "compact", "prune", "list"}
 ON_THREADS = {
     "backup",
     "restore",
