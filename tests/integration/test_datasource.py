@@ -64,7 +64,7 @@ def spark() -> Iterator[SparkSession]:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A V2 cluster with rows in a keyspace of four regions, and other rows in the default keyspace."""
     with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=2) as live:
-        make_keyspaces(live, 11)
+        make_keyspaces(live, 32)
         raw = live.raw(KEYSPACE)
         raw.batch_put(ROWS)
         live.raw().batch_put({b"user0001": b"of another keyspace"})

@@ -26,6 +26,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 LEASE_SECONDS = 1.0
+ALONE_SECONDS = 10.0
+"""After which a cluster ends that no stand-in has connected to: all may have been killed before."""
 VERSION = "Release Version:   {} (a stand-in: a playground)"
 
 
@@ -143,6 +145,11 @@ class _Cluster:
         listener.bind(_name(port))
         listener.listen()
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def is_alone(self) -> bool:
+        """Whether no stand-in is connected."""
+        with self._lock:
+            return not self._living
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -286,6 +293,9 @@ class _Cluster:
 def _run_cluster(port: str) -> None:
     cluster = _Cluster()
     cluster.listen(int(port))
+    time.sleep(ALONE_SECONDS)
+    if cluster.is_alone():
+        return
     signal.pause()
 
 
