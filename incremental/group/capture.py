@@ -16,8 +16,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import tikv_br
+from tikv_br import cancellation
+from tikv_br.cancellation import BackgroundWork
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, Put, absent, created_at
@@ -58,13 +61,31 @@ class Capture:
         Raises `EtcdRefused`, `SyncStateDamaged`.
         """
         self._status_page = status_page
+        ending = BackgroundWork("capture-end", partial(self._end_waits, stop))
+        ending.start()
+        try:
+            while not stop.is_set():
+                try:
+                    with LeaseHolder(self._store.etcd, self._options.lease) as lease:
+                        self._run_as_member(lease, stop)
+                except (EtcdLeaseExpired, EtcdUnreachable) as error:
+                    log.warning("left the group%s: %s", "" if stop.is_set() else ", rejoining", error.message)
+                    stop.wait(REJOIN_SECONDS)
+        finally:
+            ending.stop()
+
+    def _end_waits(self, stop: threading.Event) -> None:
+        """Once stopped, give the source, which is then needed no more, and an etcd that does not answer `SIGNAL_SECONDS`; then end all calls to them.
+
+        Without etcd no task can be handed back: the owner frees them when the lease has expired.
+        """
         while not stop.is_set():
-            try:
-                with LeaseHolder(self._store.etcd, self._options.lease) as lease:
-                    self._run_as_member(lease, stop)
-            except (EtcdLeaseExpired, EtcdUnreachable) as error:
-                log.warning("left the group, rejoining: %s", error.message)
-                stop.wait(REJOIN_SECONDS)
+            cancellation.sleep(cancellation.POLL_SECONDS)
+        began = time.monotonic()
+        if not self._store.etcd.is_alive(cancellation.SIGNAL_SECONDS):
+            self._store.etcd.close()
+        cancellation.sleep(max(began + cancellation.SIGNAL_SECONDS - time.monotonic(), 0))
+        self._source.close()
 
     def statuses(self) -> list[NamedStatus]:
         return self._tasks.statuses() if self._tasks is not None else []
@@ -152,6 +173,10 @@ class Tasks:
         self.stop()
         while not all(worker.settled for worker in self._workers.values()):
             self._membership.lease.check()
+            if self._store.etcd.is_closed:
+                raise EtcdUnreachable(
+                    "etcd does not answer, so tasks cannot be handed back: they are free when the lease has expired"
+                )
             time.sleep(poll_seconds / 10)
         while not self._leave(self._store.snapshot()):
             self._membership.lease.check()

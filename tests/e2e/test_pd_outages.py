@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.command import PROGRAM, environment, succeed
+from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.errors import Terminated
@@ -130,22 +132,68 @@ def test_commands_without_servers_end_within_five_seconds(live: LiveCluster, tmp
     seconds: dict[str, float] = {}
     for name, (rpc, arguments) in LONG_COMMANDS.items():
         live.fail(rpc or "RawScan", SLOW, count=-1)
-        before, output = calls(live, rpc), tmp_path / f"{name}.output"
-        command = [str(PROGRAM), *arguments.format(folder=tmp_path).split(), "--pd", live.pd]
-        with output.open("w") as file:
-            running = subprocess.Popen(command, stdout=file, stderr=file, env=environment(), cwd="/")
-        try:
-            has_begun = {"gc": "leads", "": "starting at"}.get(name if name == "gc" else rpc)
-            eventually(lambda: calls(live, rpc) > before + 1 if has_begun is None else has_begun in output.read_text())  # noqa: B023
-            with live.frozen():
-                time.sleep(2)
-                assert running.poll() is None, output.read_text()
-                running.send_signal(signal.SIGTERM)
-                began = time.monotonic()
-                assert running.wait(PATIENCE) == Terminated.exit_code, output.read_text()
-                seconds[name] = time.monotonic() - began
-        finally:
-            running.kill()
-            running.wait()
-            live.disarm()
+        before, sign = calls(live, rpc), {"gc": "leads", "": "starting at"}.get(name if name == "gc" else rpc)
+
+        def has_begun(said: str, rpc: str = rpc, before: int = before, sign: str | None = sign) -> bool:
+            return calls(live, rpc) > before + 1 if sign is None else sign in said
+
+        command = (*arguments.format(folder=tmp_path).split(), "--pd", live.pd)
+        seconds[name] = seconds_to_end(command, tmp_path / f"{name}.output", has_begun, live.frozen)
+        live.disarm()
     assert max(seconds.values()) <= SECONDS_TO_END, seconds
+
+
+def seconds_to_end(
+    command: Sequence[str],
+    output: Path,
+    has_begun: Callable[[str], bool],
+    frozen: Callable[[], contextlib.AbstractContextManager[None]],
+) -> float:
+    """Start a command, stop its servers once it works, and terminate it 2 s later; the seconds that it took to end."""
+    with output.open("w") as file:
+        running = subprocess.Popen([str(PROGRAM), *command], stdout=file, stderr=file, env=environment(), cwd="/")
+    try:
+        eventually(lambda: has_begun(output.read_text()))
+        with frozen():
+            time.sleep(2)
+            assert running.poll() is None, output.read_text()
+            running.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            assert running.wait(PATIENCE) == Terminated.exit_code, output.read_text()
+            return time.monotonic() - began
+    finally:
+        running.kill()
+        running.wait()
+
+
+@pytest.mark.parametrize("owns_etcd", [False, True], ids=["etcd of PD", "other etcd"])
+def test_a_capture_without_servers_ends_within_five_seconds(
+    live: LiveCluster, tmp_path: Path, *, owns_etcd: bool
+) -> None:
+    """PD, all stores and etcd are stopped by SIGSTOP while it owns its group and has tasks; the target answers."""
+    with contextlib.ExitStack() as stack:
+        target = stack.enter_context(live_cluster(tmp_path / "target", ApiVersion.V2, stores=1))
+        place = ["--pd", live.pd]
+        etcd = stack.enter_context(real_etcd(tmp_path / "etcd")) if owns_etcd else None
+        if etcd is not None:
+            place += ["--etcd", etcd.address]
+        sink = f"tikv://{target.pd}"
+        succeed("changefeed", "create", *place, "--sink", sink, "--id", "watched", "--start-ts", "now")
+
+        @contextlib.contextmanager
+        def frozen() -> Iterator[None]:
+            with live.frozen():
+                if etcd is not None:
+                    etcd.process.send_signal(signal.SIGSTOP)
+                try:
+                    yield
+                finally:
+                    if etcd is not None:
+                        etcd.process.send_signal(signal.SIGCONT)
+
+        command = ("changefeed", "capture", *place, "--scratch-dir", str(tmp_path))
+        output = tmp_path / "output"
+        seconds = seconds_to_end(command, output, lambda said: said.count("started, epoch") > 1, frozen)
+        assert seconds <= SECONDS_TO_END, output.read_text()
+        assert "cannot revoke the etcd lease" in output.read_text()
+        assert "rejoining" not in output.read_text()

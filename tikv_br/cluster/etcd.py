@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 
 from tikv_br import cancellation, retry
 from tikv_br.cancellation import BackgroundWork
-from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of
+from tikv_br.cluster.channel import has_answered, open_channel, run_in_worker_thread, status_of
 from tikv_br.cluster.config import EtcdConfig, TlsFiles, explain_failure, split_address
 from tikv_br.cluster.etcd_values import (
     Compare,
@@ -161,10 +161,30 @@ class Etcd:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether `close` was called."""
+        return self._closed
+
     def close(self) -> None:
         """Close the connections; calls under way end with `EtcdUnreachable`."""
         self._closed = True
         run_in_worker_thread(lambda: [channel.close() for channel in self._channels])
+
+    def is_alive(self, seconds: float) -> bool:
+        """Return whether any member answers, if only with an error, within so many seconds."""
+
+        def answers(call: grpc.Future[pb.RangeResponse]) -> bool:
+            try:
+                call.result()
+            except grpc.RpcError as error:
+                return has_answered(error)
+            except grpc.FutureCancelledError:
+                return False
+            return True
+
+        request = to_range(Get("/tikv-br/"))
+        return any(map(answers, [each.kv.Range.future(request, timeout=seconds) for each in self._members]))
 
     def get(self, key: str) -> KeyValue | None:
         """A key as all members agree on it (linearizable); None where there is none."""
