@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.command import PROGRAM, environment, tikv_br
+from tests.integration.cloud_servers import AzureServer, azurite_server
+from tests.integration.gcs_server import GcsServer, gcs_server
 from tests.integration.s3_servers import BUCKET, SECRET_KEY, S3Server, versitygw_server
 from tests.support.live_cluster import contents, live_cluster
 from tests.support.tools import ROOT, missing
 from tests.support.waiting import eventually
+from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
 
 ROWS = {f"k{number:03d}": f"v{number}" for number in range(300)}
 
@@ -90,16 +99,31 @@ FILES = {
 """Head of a file, a row, and a row of bytes that are no text."""
 
 
+@pytest.fixture(params=["s3", "azure", "gcs"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a folder of each cloud."""
+    folder = tmp_path / "lake"
+    folder.mkdir()
+    servers: dict[str, Callable[[], AbstractContextManager[S3Server | AzureServer | GcsServer]]] = {
+        "s3": lambda: versitygw_server(folder),
+        "azure": lambda: azurite_server(folder),
+        "gcs": lambda: gcs_server(folder),
+    }
+    with servers[request.param]() as server:
+        yield server.url("lake")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
-def test_folders_of_a_cloud_are_read_whole_and_bad_rows_are_kept(kind: str, tmp_path: Path) -> None:
+def test_folders_of_a_cloud_are_read_whole_and_bad_rows_are_kept(kind: str, lake: str, tmp_path: Path) -> None:
     """At any depth, without hidden files; a bad row is in the folder of --bad-rows with its file, and the others are loaded."""
     head, row, bad = FILES[kind]
-    with live_cluster(tmp_path / "cluster", ApiVersion.V2) as live, versitygw_server(tmp_path / "s3") as server:
+    store = open_store(parse(lake))
+    with live_cluster(tmp_path / "cluster", ApiVersion.V2) as live:
         for number, folder in enumerate(("", "sub/", "sub/deep/", "_temporary/")):
             body = head + row % (b"k%d" % number) + (bad if folder == "sub/deep/" else b"")
-            server.admin.put_object(Bucket=BUCKET, Key=f"lake/{folder}part.{kind}", Body=body)
-        where = ("--pd", live.pd, "--input", server.url("lake"), "--input-format", kind, "--mode", "put")
+            store.put(f"{folder}part.{kind}", body)
+        where = ("--pd", live.pd, "--input", lake, "--input-format", kind, "--mode", "put")
         refused = tikv_br("load", "raw", *where, *COLUMNS)
         assert refused.code != 0
         assert contents(live) == {}
@@ -111,6 +135,22 @@ def test_folders_of_a_cloud_are_read_whole_and_bad_rows_are_kept(kind: str, tmp_
     kept = json.loads(written)
     assert (kept["_file"], kept["_line"]) == (f"lake/sub/deep/part.{kind}", 2 + head.count(b"\n"))
     assert "\\xff" in kept["_row"]
+
+
+@pytest.mark.slow
+def test_a_parquet_file_of_a_cloud_without_bytes_is_refused(lake: str, tmp_path: Path) -> None:
+    """It is named, and nothing is loaded."""
+    store = open_store(parse(lake))
+    with live_cluster(tmp_path / "cluster", ApiVersion.V2) as live:
+        table = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": ["a"], "payload": ["v"]}), table)
+        store.put("good.parquet", table.getvalue().to_pybytes())
+        store.put("sub/empty.parquet", b"")
+        where = ("--pd", live.pd, "--input", lake, "--input-format", "parquet", "--mode", "put")
+        refused = tikv_br("load", "raw", *where, *COLUMNS)
+        assert refused.code == UsageError.exit_code, refused
+        assert "sub/empty.parquet" in refused.out
+        assert contents(live) == {}
 
 
 def _objects(server: S3Server) -> list[str]:
