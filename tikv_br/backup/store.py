@@ -60,7 +60,7 @@ from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.retry import Backoffer, RetryPolicy
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.credentials import to_backend, to_cipher_info
+from tikv_br.storage.credentials import below, to_backend, to_cipher_info
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import patience_policy
@@ -318,12 +318,14 @@ class _StoreAttempt:
 
     def _request(self, gaps: list[KeyRange]) -> list[RetryAdvice]:
         """Request all gaps from their leaders, once; returns advice for each failure."""
+        # Once for all requests: the keys of the cloud may have to be looked up, which takes 15 ms of a processor.
+        backend = to_backend(self._options.storage, send_credentials=self._options.send_credentials)
         round_ = _Round()
         codec = self._converter.source
         for gap in gaps:
             regions = self._cluster.pd.scan_regions(codec.bound(gap.start), codec.bound(gap.end))
             for span in store_ranges(gap, regions, codec):
-                self._send(span, regions, round_)
+                self._send(span, regions, backend, round_)
         patience = LONG_FACTOR * self._cluster.config.request_timeout + self._job.rate_limit.seconds(UNANSWERED_BYTES)
         with contextlib.closing(read_all(round_.streams, patience)) as events:
             for numbered in events:
@@ -333,14 +335,15 @@ class _StoreAttempt:
                     self._handle_event(round_.sent[number], event, round_)
         return round_.advice
 
-    def _send(self, span: StoreRange, regions: Sequence[Region], round_: _Round) -> None:
-        options = self._options
+    def _send(
+        self, span: StoreRange, regions: Sequence[Region], backend: brpb_pb2.StorageBackend, round_: _Round
+    ) -> None:
         folder = f"{self._folder}/{self._sent}"
         self._sent += 1
         message = self._requests.message(span.range)
-        place = options.storage.child(folder)
+        place = self._options.storage.child(folder)
         _make_folder(place)
-        message.storage_backend.CopyFrom(to_backend(place, send_credentials=options.send_credentials))
+        message.storage_backend.CopyFrom(below(backend, place))
         message.cipher_info.CopyFrom(to_cipher_info(place))
         try:
             store = self._cluster.store(span.store_id)

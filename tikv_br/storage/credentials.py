@@ -283,6 +283,21 @@ def to_backend(location: StorageLocation, *, send_credentials: bool = True) -> b
     return brpb_pb2.StorageBackend(s3=message)
 
 
+def below(backend: brpb_pb2.StorageBackend, place: StorageLocation) -> brpb_pb2.StorageBackend:
+    """The message of a location, for a ``place`` below it: with the same credentials, without looking them up again."""
+    message = brpb_pb2.StorageBackend()
+    message.CopyFrom(backend)
+    if place.scheme == "local":
+        message.local.path = place.path
+    elif place.scheme == "azure":
+        message.azure_blob_storage.prefix = place.path
+    elif place.scheme == "gcs":
+        message.gcs.prefix = place.path
+    else:
+        message.s3.prefix = place.path
+    return message
+
+
 def _azure_message(location: StorageLocation, *, send_credentials: bool) -> brpb_pb2.AzureBlobStorage:
     options = location.azure
     message = brpb_pb2.AzureBlobStorage(

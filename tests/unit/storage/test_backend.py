@@ -6,7 +6,7 @@ import pytest
 
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import StorageDenied
-from tikv_br.storage.credentials import strip_names, to_backend
+from tikv_br.storage.credentials import below, strip_names, to_backend
 from tikv_br.storage.url import parse
 
 KEYS = "access-key=AKIA&secret-access-key=hush&session-token=token"
@@ -121,3 +121,29 @@ def test_names_are_stripped_from_messages_of_stores() -> None:
     """A container's name cannot decide what a store's message means."""
     backend = to_backend(parse("azure://not-found/p?account-name=acc"), send_credentials=False)
     assert strip_names("container not-found: no answer", backend) == "container : no answer"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "local:///backup/1",
+        f"s3://bkt/p?region=r&{KEYS}",
+        f"s3://bkt?region=r&{KEYS}",
+        f"{AZURE}&account-key=aHVzaA==",
+        "gcs://bkt/p?credentials-file=KEYFILE",
+    ],
+)
+def test_places_below_need_no_credentials_again(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message of a folder is that of the location with another path, and nothing is looked up for it."""
+    (tmp_path / "key.json").write_text("{}")
+    location = parse(url.replace("KEYFILE", str(tmp_path / "key.json")))
+    folder = location.child("run/0")
+    base, expected = to_backend(location), to_backend(folder)
+
+    def no_lookup(*_asked: object) -> None:
+        raise AssertionError
+
+    for name in ("credential_source", "azure_credentials", "_key_file"):
+        monkeypatch.setattr(f"tikv_br.storage.credentials.{name}", no_lookup)
+    assert below(base, folder) == expected
+    assert base != expected
