@@ -133,7 +133,7 @@ def _version_of(record: object) -> int:
 
 def load(kind: type[T], data: bytes, name: str) -> T:
     """The record of dataclass ``kind`` in object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` if newer."""
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         document = _document.decode(data)
         content = bytes(document.content).replace(b"\n", b"")
         if data.endswith(b"}\n") and hashlib.sha256(content).hexdigest() == document.content_sha256:
@@ -160,7 +160,7 @@ def _load_document(kind: type[T], data: bytes, name: str) -> T:
         record = convert(document["content"], kind)
         if not _is_exact(record, canonical):
             _check_fields(record, document["content"], "")
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise BackupUnsupported(
                 f"{name} has format {version}; this tikv-br reads up to {FORMAT_VERSION}", hint="Use a newer tikv-br."
