@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from tikv_br.errors import UsageError
 
 LOGICAL_BITS = 18
-MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TS = 2**64 - 1
 _MAX_MS = 253_402_300_800_000
 """Begin of the year 10000, which no calendar of Python has."""

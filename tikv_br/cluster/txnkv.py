@@ -1,6 +1,6 @@
 """Looks for transactional rows and locks, without reading their values.
 
-Checksums of transactional rows, which the stores compute: the same sums as those of the files of a backup.
+Checksums of transactional rows, which the stores compute: the same sums as a backup's files have.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def first_txn_key(cluster: Cluster, span: KeyRange, ts: int) -> bytes | None:
     """
     walk = TxnCalls(cluster).walk(span)
     while not walk.done:
-        key, reached = walk.send_part(partial(_first_key, ts), "KvScan")
+        key, reached = walk.send_part(partial(scan_key, ts=ts), "KvScan")
         if key is not None:
             return key
         walk.advance(reached)
@@ -47,13 +47,7 @@ def has_transactions(cluster: Cluster) -> bool:
 
     Asks region by region for one of each, up to the first one that has any. Raises as `Router.call`.
     """
-    ts, walk = cluster.pd.tso(), TxnCalls(cluster).walk(KeyMode.TXN.keys)
-    while not walk.done:
-        found, reached = walk.send_part(partial(_has_any, ts), "KvScan")
-        if found:
-            return True
-        walk.advance(reached)
-    return False
+    return _find_any(cluster, KeyMode.TXN.keys, cluster.pd.tso())
 
 
 def find_transactions(cluster: Cluster, span: KeyRange = EVERY_KEY) -> bool:
@@ -69,12 +63,8 @@ def find_transactions(cluster: Cluster, span: KeyRange = EVERY_KEY) -> bool:
             bounds = KeyRange(codec.from_bound(region.start), codec.from_bound(region.end))
         except DamagedBytes:
             continue  # a bound of raw data
-        walk = TxnCalls(cluster).walk(bounds)
-        while not walk.done:
-            found, reached = walk.send_part(partial(_has_any, ts), "KvScan")
-            if found:
-                return True
-            walk.advance(reached)
+        if _find_any(cluster, bounds, ts):
+            return True
     return False
 
 
@@ -96,10 +86,6 @@ def refuse_transactions(cluster: Cluster, span: KeyRange = EVERY_KEY) -> None:
             f"{','.join(cluster.config.pd)} also has transactional data, as of JuiceFS or SurrealDB, which raw writes and deletes would break",
             hint="Use a cluster of raw data. `tikv-br backup txn` and `tikv-br restore txn` copy transactional data.",
         )
-
-
-def _first_key(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
-    return scan_key(store, context, start, end, ts)
 
 
 def scan_key(
@@ -124,8 +110,18 @@ def scan_key(
     return rows.pairs[0].key if rows.pairs else None
 
 
+def _find_any(cluster: Cluster, span: KeyRange, ts: int) -> bool:
+    walk = TxnCalls(cluster).walk(span)
+    while not walk.done:
+        found, reached = walk.send_part(partial(_has_any, ts), "KvScan")
+        if found:
+            return True
+        walk.advance(reached)
+    return False
+
+
 def _has_any(ts: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bool:
-    if _first_key(ts, store, context, start, end) is not None:
+    if scan_key(store, context, start, end, ts) is not None:
         return True
     asked = kvrpcpb_pb2.ScanLockRequest(context=context, start_key=start, end_key=end, limit=1, max_version=ts)
     locks = store.call(store.kv.KvScanLock, asked)

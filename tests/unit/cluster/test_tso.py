@@ -8,7 +8,7 @@ from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import PD, FakeCluster
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.timestamps import MAX_LOGICAL, compose, minus_seconds, physical_ms
+from tikv_br.cluster.timestamps import LOGICAL_BITS, compose, minus_seconds, physical_ms
 from tikv_br.errors import RequestRefused
 
 TSO = PD + "Tso"
@@ -24,7 +24,7 @@ class Counter:
         """Answer one request."""
         count = pdpb_pb2.TsoRequest.FromString(data).count
         self.last += count
-        stamp = pdpb_pb2.Timestamp(physical=physical_ms(self.last), logical=self.last & MAX_LOGICAL)
+        stamp = pdpb_pb2.Timestamp(physical=physical_ms(self.last), logical=self.last % (1 << LOGICAL_BITS))
         return pdpb_pb2.TsoResponse(count=count, timestamp=stamp)
 
 
