@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -67,6 +67,11 @@ def row_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """The bytes of key and value of each row, shape (rows,)."""
     sizes: npt.NDArray[np.int64] = np.diff(view(rows["key"])[0]) + np.diff(view(rows["value"])[0])
     return sizes
+
+
+def slices(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """The rows in parts of `size` rows, the last one maybe of fewer; without a copy."""
+    return (rows.slice(first, size) for first in range(0, rows.num_rows, size))
 
 
 def numbers(array: pa.Array) -> Numbers:

@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.columns import SCHEMA, slices
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.rows import RowOrder, within
@@ -101,8 +101,8 @@ def write_rows(sink: Sink, rows: pa.RecordBatch, group_rows: int) -> None:
     """Write sorted rows as one file, in row groups of `group_rows`. Raises as `ParquetWriter`."""
     writer = ParquetWriter(sink, ParquetOptions(group_rows=group_rows))
     try:
-        for first in range(0, rows.num_rows, group_rows):
-            writer.append(rows.slice(first, group_rows))
+        for group in slices(rows, group_rows):
+            writer.append(group)
         writer.finish()
     except BaseException:
         writer.abort()

@@ -211,8 +211,8 @@ class TextTable(TableWriter):
         if not records.num_rows:
             return
         step = max(1, records.num_rows * SLICE_BYTES // max(records.nbytes, 1))
-        for first in range(0, records.num_rows, step):
-            self._append(records.slice(first, step))
+        for part in columns.slices(records, step):
+            self._append(part)
 
     def finish(self) -> None:
         """All is written."""

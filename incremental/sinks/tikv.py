@@ -102,9 +102,7 @@ class TikvSink(Sink):
 
     def _parts(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Parts of adjacent keys, so that each part touches few regions."""
-        size = max(PART_ROWS, -(-rows.num_rows // self._concurrency))
-        for first in range(0, rows.num_rows, size):
-            yield rows.slice(first, size)
+        return columns.slices(rows, max(PART_ROWS, -(-rows.num_rows // self._concurrency)))
 
     def _put(self, rows: pa.RecordBatch) -> None:
         expire_ts = columns.numbers(rows["expire_ts"]) if self._raw.codec.api_version.has_ttl else None

@@ -133,8 +133,7 @@ class SortedRuns:
         for span in partition:
             parts = [part for run in self._runs if (part := _within(run, span)).num_rows]
             for rows in _merged(parts):
-                for first in range(0, rows.num_rows, BATCH_ROWS):
-                    batch = rows.slice(first, BATCH_ROWS)
+                for batch in columns.slices(rows, BATCH_ROWS):
                     yield batch.append_column("problem", nothing[: batch.num_rows])
 
 

@@ -54,8 +54,6 @@ from tikv_br.tasks.task import TaskContext
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tikv_br.cluster.puts import ColumnWriter
-
 
 COMPARE_THREADS = 16
 
@@ -162,9 +160,8 @@ def put_partition(job: LoadPutJob, batches: Iterator[pa.RecordBatch], context: T
             rows = partition.clean(batch)
             if not rows.num_rows:
                 continue
-            size = -(-rows.num_rows // job.threads)
-            parts = [rows.slice(first, size) for first in range(0, rows.num_rows, size)]
-            left_out = sum(pool.map(partial(_put_rows, writer), parts))
+            parts = columns.slices(rows, -(-rows.num_rows // job.threads))
+            left_out = sum(int(each.sum()) for each in pool.map(writer.put_rows, parts))
             added = checksum(rows["key"], rows["value"], job.codec.prefix)
             sums, expired = sums + added, expired + left_out
             expiries = columns.numbers(rows["expire_ts"])
@@ -174,12 +171,6 @@ def put_partition(job: LoadPutJob, batches: Iterator[pa.RecordBatch], context: T
             context.report(data_bytes=added.total_bytes, keys=added.total_kvs - left_out)
     first_key = partition.sample[0] if partition.sample else b""
     return PutResult(sums, expired, first_key, partition.last_key or b"", first_expiry)
-
-
-def _put_rows(writer: ColumnWriter, rows: pa.RecordBatch) -> int:
-    from tikv_br.formats import columns
-
-    return int(writer.put(rows["key"], rows["value"], columns.numbers(rows["expire_ts"])).sum())
 
 
 def compare_checksums(context: PutContext) -> None:

@@ -147,6 +147,10 @@ class ColumnWriter:
         self._send_all(keys, puts.sizes, send, "RawBatchPut")
         return expired
 
+    def put_rows(self, rows: pa.RecordBatch, ttl: int = 0) -> Flags:
+        """Call `put` with the columns ``key``, ``value`` and ``expire_ts``."""
+        return self.put(rows["key"], rows["value"], columns.numbers(rows["expire_ts"]), ttl)
+
     def delete(self, keys: pa.LargeBinaryArray) -> None:
         deletes = Deletes(self._codec.prefix, keys)
 

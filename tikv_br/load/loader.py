@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,7 +45,7 @@ def load_pairs(
 
     def put(rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that were left out."""
-        left_out = client.put(rows["key"], rows["value"], columns.numbers(rows["expire_ts"]), ttl)
+        left_out = client.put_rows(rows, ttl)
         return rows.filter(pa.array(left_out)) if left_out.any() else rows.slice(0, 0)
 
     begin = time.monotonic()
@@ -55,7 +54,8 @@ def load_pairs(
         for batch in source.batches:
             live = _live(batch, client.now())
             rows = by_key(live)
-            left_out = list(pool.map(put, _parts(rows, concurrency)))  # raises what one of them raises
+            parts = columns.slices(rows, max(1, -(-rows.num_rows // concurrency)))
+            left_out = list(pool.map(put, parts))  # raises what one of them raises
             left_out_kvs = sum(part.num_rows for part in left_out)
             kvs += rows.num_rows - left_out_kvs
             size += int(columns.row_sizes(rows).sum()) - sum(int(columns.row_sizes(part).sum()) for part in left_out)
@@ -77,8 +77,3 @@ def _live(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
         key = batch["key"][int(deleted.argmax())].as_py()
         raise UsageError(f"cannot load key {show_key(key)}: it is a tombstone, not a pair")
     return unexpired(batch, now)
-
-
-def _parts(rows: pa.RecordBatch, count: int) -> Iterator[pa.RecordBatch]:
-    size = max(1, -(-rows.num_rows // count))
-    return (rows.slice(first, size) for first in range(0, rows.num_rows, size))

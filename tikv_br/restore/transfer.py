@@ -7,10 +7,10 @@ slower than an ingest.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING
+from itertools import chain
 
 from tikv_br import run_id
 from tikv_br.cancellation import run_on_threads
@@ -45,10 +45,6 @@ from tikv_br.storage.credentials import to_backend, to_cipher_info
 from tikv_br.tasks.executor import choose_executor, run_tasks
 from tikv_br.tasks.task import TaskContext
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
 CHUNK_ROWS = 16_384
 """Rows per progress report."""
 
@@ -74,21 +70,14 @@ def put_part(job: PutJob, part: FilePart, context: TaskContext) -> IngestResult:
     rows, span = part.rows(job.store, job.api_version)
     writer = context.shared(ClusterPool).get(job.cluster).raw(rows.target.keyspace_id).column_writer()
     put = expired = 0
-    for chunk in _chunks(rows.pages(span)):
-        left_out = writer.put(chunk["key"], chunk["value"], columns.numbers(chunk["expire_ts"]))
-        chunk_expired = int(left_out.sum())
+    for chunk in chain.from_iterable(columns.slices(page, CHUNK_ROWS) for page in rows.pages(span)):
+        chunk_expired = int(writer.put_rows(chunk).sum())
         put += chunk.num_rows - chunk_expired
         expired += chunk_expired
         context.report(data_bytes=chunk.nbytes, keys=chunk.num_rows - chunk_expired)
     if job.record is not None:
         job.record.add(part.span)
     return IngestResult(put=put, expired=expired)
-
-
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for first in range(0, batch.num_rows, CHUNK_ROWS):
-            yield batch.slice(first, CHUNK_ROWS)
 
 
 def or_notice(action: Callable[[RestoreContext], object]) -> Callable[[RestoreContext], None]:
