@@ -100,7 +100,7 @@ def replicating(source: Cluster, start_ts: int, sink: Sink, stop: threading.Even
     with tempfile.TemporaryDirectory() as scratch:
         options = PipelineOptions(scratch=Path(scratch), feed=FeedOptions(hold_back=0))
         with pipeline(
-            source, codec, span, begun, options, sink=sink, checkpoints=kept, safe_point=_Kept(), stop=stop
+            source, codec, [span], begun, options, sink=sink, checkpoints=kept, safe_point=_Kept(), stop=stop
         ) as replicator:
             yield replicator
 

@@ -103,8 +103,8 @@ def check_has_feed(cluster: Cluster, *, writes_log: bool) -> None:
     cluster.require(FEED)
 
 
-def resolve(start: Start, cluster: Cluster, span: KeyRange, *, writes_log: bool = False) -> int:
-    """The start-ts for a range of RPC keys; the sync copies changes with a higher ts, to a log archive or a cluster.
+def resolve(start: Start, cluster: Cluster, *spans: KeyRange, writes_log: bool = False) -> int:
+    """The start-ts for ranges of RPC keys; the sync copies changes with a higher ts, to a log archive or a cluster.
 
     Raises `ClusterUnfit` for a source without timestamps, `UsageError` for a backup of another cluster or range or an
     invalid ts, `BackupSetError`, `StorageError`, `ClusterError`.
@@ -114,7 +114,7 @@ def resolve(start: Start, cluster: Cluster, span: KeyRange, *, writes_log: bool 
         case FromBackup():
             backup = BackupSet.open(open_store(start.storage))
             # No margin is needed: the backup made the stores drop their cached timestamps.
-            return _checked_ts(backup_ts(backup, cluster.cluster_id, [span]), cluster)
+            return _checked_ts(backup_ts(backup, cluster.cluster_id, spans), cluster)
         case FromTs():
             return _lower_by_cache_age(_checked_ts(start.ts, cluster), cluster)
         case FromNow():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.events import Event, FeedOptions, FeedStatus, Missed, Resolved, Rows, Scanned
-from tikv_br.incremental.feed.feed import Feed
+from tikv_br.incremental.feed.feed import Feed, JoinedFeeds
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.writer import ReplicateOptions, SinkStopped, SinkWriter
 from tikv_br.incremental.sorter import Sorter
@@ -234,7 +234,7 @@ class PipelineOptions:
 def pipeline(
     cluster: Cluster,
     codec: KeyCodec,
-    span: KeyRange,
+    spans: Sequence[KeyRange],
     start: Checkpoint,
     options: PipelineOptions,
     *,
@@ -243,11 +243,16 @@ def pipeline(
     safe_point: SafePoint,
     stop: threading.Event,
 ) -> Iterator[Replicator]:
-    """A replicator of a range (RPC keys), ready to `run` from a checkpoint. Feed and sorter are closed at the end of the block, the sink is not."""
+    """A replicator of a range (RPC keys), ready to `run` from a checkpoint. Feed and sorter are closed at the end of the block, the sink is not.
+
+    Of several ranges, in order and of a keyspace each, the sink gets rows with RPC keys.
+    """
     keep_freed_memory()
     with (
         Sorter(options.sorter_bytes, options.scratch, all_versions=sink.all_versions) as sorter,
-        Feed(cluster, codec, span, start.checkpoint_ts, options.feed, ingests=cluster.watched_ingests) as feed,
+        Feed(cluster, codec, spans[0], start.checkpoint_ts, options.feed, ingests=cluster.watched_ingests)
+        if len(spans) == 1
+        else JoinedFeeds(cluster, spans, start.checkpoint_ts, options.feed, ingests=cluster.watched_ingests) as feed,
     ):
         yield Replicator(
             start,
@@ -264,7 +269,7 @@ def pipeline(
         )
 
 
-def _events(feed: Feed, safe_point: SafePoint, stop: threading.Event) -> Iterator[Event]:
+def _events(feed: Feed | JoinedFeeds, safe_point: SafePoint, stop: threading.Event) -> Iterator[Event]:
     """The feed's events until `stop`; a lost safe point raises also while the feed is idle."""
     while not stop.is_set():
         safe_point.check()

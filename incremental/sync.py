@@ -82,6 +82,8 @@ class SyncOptions(PipelineOptions):
     """Start without a checkpoint; None = a checkpoint is required."""
     keyspace: str | int = ""
     """Id or name; ``""`` = the default keyspace. A number is not looked up in PD."""
+    more_keyspaces: tuple[str, ...] = ()
+    """Further ones, of a log."""
     span: KeyRange = EVERY_KEY
     gc_ttl: int = GC_TTL
     """Seconds for which the safe point protects from GC while the sync is down."""
@@ -115,16 +117,21 @@ def sync(
         options = replace(options, fence=partial(_stop_if_paused, options.fence, log_store, log_id, stop))
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster.connect(options.source))
-        codec = source_codec(cluster, options.keyspace)
-        span = codec.rpc_range(options.span)
+        chosen = {source_codec(cluster, each) for each in (options.keyspace, *options.more_keyspaces)}
+        codecs = sorted(chosen, key=lambda each: each.keyspace_id)
+        codec, spans = codecs[0], [each.rpc_range(options.span) for each in codecs]
+        known = keyspace_names(cluster, [each.keyspace_id for each in codecs])
+        names = tuple(known.get(each.keyspace_id, "") for each in codecs)
         origin = Origin(
             cluster.cluster_id,
             codec.keyspace_id,
             options.changefeed_id,
-            whole=span,
-            span=span,
+            whole=spans[0],
+            span=spans[0],
             state=options.state if isinstance(options.state, StorageLocation) else None,
-            keyspace_name=keyspace_names(cluster, [codec.keyspace_id]).get(codec.keyspace_id, ""),
+            keyspace_name=names[0],
+            ranges=tuple(spans) if len(spans) > 1 else (),
+            keyspace_names=names if len(spans) > 1 else (),
         )
         # Before a sink makes its file:
         check_has_feed(cluster, writes_log=isinstance(options.target, LogTarget))
@@ -134,25 +141,26 @@ def sync(
         sink = wait_for_sink(stack, options.target, origin, sink_options, options.replicate, stop, wait)
         if sink is None:
             return None
-        subject = f"cluster {cluster.cluster_id} {span} to {sink.place}"
+        subject = f"cluster {cluster.cluster_id} {', '.join(map(str, spans))} to {sink.place}"
+        keyspace = ", ".join(names)
         options = _continued(options, cluster.cluster_id, subject)
         checkpoints = stack.enter_context(_checkpoints(options, cluster.cluster_id))
         state = state_name(options.state)
         if not check_runs_alone(cluster, options.changefeed_id, state, stop, take_over=options.take_over):
             return None
-        start_ts = _start_ts(options, cluster, span, checkpoints, (subject, origin.keyspace_name))
+        start_ts = _start_ts(options, cluster, spans, checkpoints, (subject, keyspace))
         if isinstance(sink, TikvSink) and checkpoints.load() is None:
             _check_restored(options, cluster, codec, sink)
         running = origin.follower(state, sink, LeaseOwner.this_process())
         keeper = stack.enter_context(_protected(cluster, options, start_ts, running))
         cluster.ingests.register_follower(keeper.service_id, running)
-        start = Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject, origin.keyspace_name)
+        start = Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject, keyspace)
         start = _take_over(checkpoints, keeper, start)
         replicator = stack.enter_context(
             pipeline(
                 cluster,
                 codec,
-                span,
+                spans,
                 start,
                 options,
                 sink=sink,
@@ -207,7 +215,7 @@ def _checkpoints(options: SyncOptions, cluster_id: int) -> Iterator[CheckpointSt
 
 
 def _start_ts(
-    options: SyncOptions, cluster: Cluster, span: KeyRange, checkpoints: CheckpointStore, of: tuple[str, str]
+    options: SyncOptions, cluster: Cluster, spans: list[KeyRange], checkpoints: CheckpointStore, of: tuple[str, str]
 ) -> int:
     """The checkpoint of an earlier run of the same sync; without one, the start in the options."""
     found = checkpoints.load()
@@ -222,7 +230,7 @@ def _start_ts(
             f"cannot resume sync {options.changefeed_id}: it has no checkpoint at {place}",
             hint="Pass --from-backup, --from-backup-ts or --start-ts now.",
         )
-    start_ts = resolve(options.start, cluster, span, writes_log=isinstance(options.target, LogTarget))
+    start_ts = resolve(options.start, cluster, *spans, writes_log=isinstance(options.target, LogTarget))
     _warn_if_id_in_use(cluster, options.changefeed_id)
     log.info("sync %s: starting at %d", options.changefeed_id, start_ts)
     if isinstance(options.target, LogTarget):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.ingests import Ingest
 from tikv_br.cluster.pb import cdcpb_pb2
@@ -27,6 +28,7 @@ from tikv_br.errors import (
     UsageError,
 )
 from tikv_br.formats import cdc, columns
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.cdc import ChangeEvent
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
@@ -145,10 +147,13 @@ class Feed:
         options: FeedOptions | None = None,
         *,
         ingests: Ingests | None = None,
+        joined: KeyRange | None = None,
     ) -> None:
         """`span` is in RPC keys. No store may still give writes a timestamp at or below `start_ts`; see `handover.resolve`.
 
         With `ingests`, rows of announced ingests are delivered, too, or reported as `Missed`: no resolved-ts passes them.
+
+        `joined` is for one of `JoinedFeeds`, whose ranges lie in it: rows have RPC keys, and ingests into all of it are waited for.
 
         Raises `ClusterUnfit` before API V2, `UsageError` for a range that is empty or not in the codec's keyspace, or a
         hold-back that is too short.
@@ -160,6 +165,7 @@ class Feed:
         if span.is_empty or not codec.rpc_range().contains(span):
             raise UsageError(f"{span} is not a range of keyspace {codec.keyspace_id}, or is empty")
         self._cluster, self._codec, self._span = cluster, codec, span
+        self._row_codec = codec if joined is None else _RPC_KEYS
         self._options = options or FeedOptions()
         self._hold_back = hold_back_for(cluster, self._options.hold_back)
         self._frontier = ResolvedFrontier(codec.bound(span.start), codec.bound(span.end), start_ts)
@@ -170,7 +176,7 @@ class Feed:
         self._resolved_ts = start_ts
         self._advanced = False  # whether a span has advanced since `_resolved_ts` was computed
         self._rows = self._late_rows = 0
-        self._ingests = IngestWatch(ingests, span)
+        self._ingests = IngestWatch(ingests, joined or span)
         self._closed = False
         self._lock = threading.Lock()  # so that no stream is opened after `close`
 
@@ -259,7 +265,7 @@ class Feed:
         keys = zip(changes.region_ids.tolist(), changes.request_ids.tolist(), strict=True)
         subscriptions = [stream.find(*key) for key in keys]
         active = np.array([each is not None for each in subscriptions], np.bool_)
-        batch = changes.records(self._codec, self._span, active)
+        batch = changes.records(self._row_codec, self._span, active)
         if batch.num_rows:
             self._rows += batch.num_rows
             self._late_rows += int(np.count_nonzero(columns.numbers(batch["ts"]) <= np.uint64(self._resolved_ts)))
@@ -338,6 +344,85 @@ class Feed:
                 self._events.append(Missed(span, self._resolved_ts, ingest.finished_ts, str(ingest)))
             start, end = self._codec.bound(span.start), self._codec.bound(span.end)
             self._subscriptions.scan_again(start, end, self._resolved_ts)
+
+
+_RPC_KEYS = KeyCodec(ApiVersion.V1)
+"""A codec whose user keys are RPC keys."""
+JOINED_WAIT = 0.1
+"""Seconds that `JoinedFeeds` wait for one of them while none has an event."""
+
+
+class JoinedFeeds:
+    """Feeds of ranges in several keyspaces, polled and closed as one `Feed`. Rows have RPC keys; resolved-ts is that of all ranges."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spans: Sequence[KeyRange],
+        start_ts: int,
+        options: FeedOptions | None = None,
+        *,
+        ingests: Ingests | None = None,
+    ) -> None:
+        """`spans` (RPC keys) are in order, and each lies in one keyspace. Raises as `Feed`."""
+        joined = KeyRange(spans[0].start, spans[-1].end)
+        self._feeds = [
+            Feed(cluster, codec_of(ApiVersion.V2, each), each, start_ts, options, ingests=ingests, joined=joined)
+            for each in spans
+        ]
+        self._resolved = [start_ts] * len(spans)
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def poll(self, timeout: float) -> Event | None:
+        """See `Feed.poll`."""
+        until = time.monotonic() + timeout
+        idle = 0
+        while True:
+            at = self._next = (self._next + 1) % len(self._feeds)
+            # Wait only after a round without any event: one that is silent must not delay the others.
+            left = until - time.monotonic()
+            waits = idle >= len(self._feeds)
+            event = self._feeds[at].poll(max(0.0, min(left, JOINED_WAIT)) if waits else 0.0)
+            if isinstance(event, Resolved):
+                before = min(self._resolved)
+                self._resolved[at] = event.ts
+                event = Resolved(found) if (found := min(self._resolved)) > before else None
+            if event is not None:
+                return event
+            idle = 0 if waits else idle + 1
+            if left <= 0:
+                return None
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        for each in self._feeds:
+            each.close()
+
+    @property
+    def status(self) -> FeedStatus:
+        """The sums of all. Thread-safe."""
+        found = [each.status for each in self._feeds]
+        return FeedStatus(
+            resolved_ts=min(self._resolved),
+            regions=sum(each.regions for each in found),
+            scanning=sum(each.scanning for each in found),
+            stalled=sum(each.stalled for each in found),
+            holes=sum(each.holes for each in found),
+            stores=max(each.stores for each in found),
+            rows=sum(each.rows for each in found),
+            late_rows=sum(each.late_rows for each in found),
+            queued_bytes=sum(each.queued_bytes for each in found),
+            errors=dict(sum((Counter(each.errors) for each in found), Counter())),
+            failing_seconds=max(each.failing_seconds for each in found),
+            last_error=next((each.last_error for each in found if each.last_error), ""),
+            waits_for=next((each.waits_for for each in found if each.waits_for), ""),
+        )
 
 
 def _note_scanned(changes: ChangeEvent, subscriptions: Sequence[Subscription | None]) -> None:

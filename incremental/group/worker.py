@@ -285,7 +285,7 @@ class Worker:
             with pipeline(
                 membership.source,
                 codec,
-                KeyRange(self.task.start, self.task.end),
+                [KeyRange(self.task.start, self.task.end)],
                 start,
                 options,
                 sink=sink,

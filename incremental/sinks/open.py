@@ -131,6 +131,10 @@ class Origin:
     """Storage of the checkpoint; None = in etcd."""
     keyspace_name: str = ""
     """Name of the keyspace in the source's PD; empty = it has none."""
+    ranges: tuple[KeyRange, ...] = ()
+    """All ranges of a log of several keyspaces, in order, of which `whole` is the first."""
+    keyspace_names: tuple[str, ...] = ()
+    """Names of their keyspaces."""
 
     def follower(self, state: str, sink: Sink, owner: LeaseOwner | None = None) -> Follower:
         """What a process that writes to a sink registers in the source."""
@@ -267,16 +271,18 @@ def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
         api_version=ApiVersion.V2,
         keyspace_id=origin.keyspace_id,
         keyspace_name=origin.keyspace_name,
-        ranges=(origin.whole,),
+        ranges=origin.ranges or (origin.whole,),
         start_ts=origin.start_ts,
         started_ms=time.time_ns() // 1_000_000,
         has_checkpoint=origin.state is not None
         and origin.state.redacted() == state_location(target.location, log_id).redacted(),
         encryption=location.crypter.method,
+        keyspace_names=origin.keyspace_names,
     )
     options = FlushOptions(target.flush_interval, target.flush_size, target.rate_limit)
     place = f"log {log_id} at {location.bucket or 'local'}:{location.path}"
-    return LogSink(LogWriter(open_store(location), description, origin.span, options), place)
+    writer = LogWriter(open_store(location), description, origin.span, options, more=origin.ranges[1:])
+    return LogSink(writer, place)
 
 
 def _log_notice(event: Event) -> None:

@@ -161,3 +161,54 @@ def test_a_log_and_a_restore_to_a_time_go_by_the_name(source: LiveCluster, targe
     assert contents(target, 1) == {}
     (checkpoint,) = (tmp_path / "log" / "default" / "state").rglob("checkpoint-*.json")
     assert '"keyspace":"features"' in checkpoint.read_text().replace(" ", "")
+
+
+def test_a_log_of_several_keyspaces(source: LiveCluster, target: LiveCluster, tmp_path: Path) -> None:
+    """All that are named are in one log, and a restore to a time finds each by its name; unknown names are refused."""
+    assert source.create_keyspace("orders") == 2
+    assert source.create_keyspace("billing") == 3
+    source.raw(3).batch_put({b"a": b"of billing"})
+    full, log = str(tmp_path / "full"), ("--storage", str(tmp_path / "log"))
+    both = ("--keyspace", "features", "--keyspace", "billing")
+    succeed("backup", "raw", "--pd", source.pd, "-s", full, *both, "--executor", "driver")
+    unknown = tikv_br("log", "start", "--pd", source.pd, *both, "--keyspace", "nobody", *log, "--start-ts", "now")
+    assert (unknown.code, "nobody" in unknown.err) == (2, True), unknown.err
+    follow = ("log", "start", "--pd", source.pd, *both, *log, "--from-backup", full)
+    words = [str(PROGRAM), *follow, "--flush-interval", "200ms", "--hold-back", "0s"]
+    with subprocess.Popen(words, env=environment(), cwd="/", stdout=subprocess.DEVNULL) as process:
+        try:
+            eventually((tmp_path / "log" / "default" / "log.json").exists)
+            store, begun = open_store(parse(log[1])), source.cluster.pd.tso()
+            eventually(
+                lambda: LogArchive.open(store, "default").end_ts() > begun
+            )  # after the scan, which has the newest only
+            source.raw(2).put(b"a", b"of orders, which is not logged")
+            source.raw(1).put(b"a", b"of features")
+            source.raw(3).put(b"a", b"newer")
+            first = source.cluster.pd.tso()
+            source.cluster.flush_timestamps()  # so that no later write has an older one
+            source.raw(3).delete(b"a")
+            source.raw(1).delete(b"k0000")
+            written = source.cluster.pd.tso()
+            eventually(lambda: LogArchive.open(store, "default").end_ts() > written)
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+    assert process.returncode in {0, 143}
+    assert "features (1), billing (3)" in succeed("log", "status", *log, "--level", "data").out
+    refused = tikv_br("log", "changes", "a", *log)
+    assert (refused.code, "features (1), billing (3)" in refused.err) == (2, True), refused.err
+    values = [
+        line["value"]
+        for line in succeed("log", "changes", "a", *log, "--keyspace", "billing", "--output", "json").lines
+    ]
+    assert bytes.fromhex(str(values[-2])) == b"newer"
+    other = tikv_br(*words[1:-4], "--keyspace", "orders")
+    assert other.code != 0, "another set of keyspaces is another log"
+    succeed("log", "compact", *log, "--grace", "0s", "--executor", "driver")
+    restore = ("restore", "point", full, *log, "--pd", target.pd)
+    assert "has no keyspace features" in tikv_br(*restore).err
+    assert target.create_keyspace("features") == 2
+    succeed(*restore, "--until", str(first), "--allow-inexact")
+    assert contents(target, 2) == ROWS | {b"a": b"of features"}
+    assert contents(target, 1) == {b"a": b"newer"}

@@ -180,7 +180,7 @@ def test_stopped_and_killed_it_delivers_every_change_once(spark: SparkSession, s
     windows = merge_periods(period for segment in archive.segments for period in segment.inexact)
 
     def in_window(row: Row) -> bool:  # there are some only if the log's process had to subscribe again
-        key = archive.codec.rpc_key(row[1])
+        key = archive.codec().rpc_key(row[1])
         point = KeyRange(key, key + b"\0")
         return any(each.from_ts < row[4] <= each.to_ts and each.span.contains(point) for each in windows)
 

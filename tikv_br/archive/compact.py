@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from tikv_br.archive.log import LogArchive, read_log_rows
 from tikv_br.archive.maintenance import GRACE_SECONDS, RemovalPlan, acquire_lock, plan_clean_up, remove
 from tikv_br.archive.records import DESCRIPTION, Segment
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.lease import PathLease
 from tikv_br.backupset.sealed import with_key_of, write_record
@@ -29,7 +30,7 @@ from tikv_br.cancellation import clean_up
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import LogDamaged, StorageError, StorageObjectMissing, UsageError
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.steps import FunctionStep, Step, run_steps
@@ -147,7 +148,6 @@ class CompactionJob:
 
     storage: StorageLocation
     log_id: str
-    codec: KeyCodec
     rate_limit: RateLimit
     task_bytes: int
     file_bytes: int
@@ -170,7 +170,7 @@ def rewrite_chunk(job: CompactionJob, chunk: Chunk, context: TaskContext) -> Rew
     size = 0
     try:
         for file in chunk.files:
-            for batch in _rows_of(store, file, job.codec):
+            for batch in _rows_of(store, file):
                 if buffer and size + batch.nbytes > job.task_bytes:
                     written += _write_sorted(job, store, chunk.span, buffer)
                     size = 0
@@ -188,10 +188,10 @@ def rewrite_chunk(job: CompactionJob, chunk: Chunk, context: TaskContext) -> Rew
     return RewrittenChunk(context.index, tuple(written))
 
 
-def _rows_of(store: ObjectStore, file: FileEntry, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
+def _rows_of(store: ObjectStore, file: FileEntry) -> Iterator[pa.RecordBatch]:
     rows = 0
     try:
-        for batch in read_log_rows(store, file, codec):
+        for batch in read_log_rows(store, file, codec_of(ApiVersion.V2, file.key_range)):
             rows += batch.num_rows
             yield batch
     except StorageObjectMissing as error:
@@ -222,7 +222,7 @@ def _write_sorted(
     cuts = np.searchsorted(offsets - offsets[0], [size * part // count for part in range(1, count)])
     for first, end in pairwise(sorted({0, *map(int, cuts), rows.num_rows})):
         part = rows.slice(first, end - first)
-        yield write_rows(store, job.log_id, span, job.codec, part, job.rate_limit, ROW_GROUPS)
+        yield write_rows(store, job.log_id, span, codec_of(ApiVersion.V2, span), part, job.rate_limit, ROW_GROUPS)
 
 
 FILE_BYTES = 96 << 20
@@ -397,7 +397,6 @@ def rewrite(context: CompactionContext) -> None:
     job = CompactionJob(
         context.store.location,
         options.log_id,
-        context.archive.codec,
         rate_limit,
         options.task_bytes,
         options.file_bytes,

@@ -23,6 +23,7 @@ from tikv_br.archive.records import (
     read_segment,
     read_truncated_ts,
 )
+from tikv_br.backupset.coverage import codec_of, shown_keyspaces
 from tikv_br.backupset.files import FileEntry, verify_file_content, verify_file_identity
 from tikv_br.backupset.rows import read_rows
 from tikv_br.backupset.sealed import read_record, with_key_of
@@ -215,9 +216,17 @@ class LogArchive:
             truncated_ts=truncated_ts,
         )
 
-    @property
-    def codec(self) -> KeyCodec:
-        return KeyCodec(self.description.api_version, self.description.keyspace_id)
+    def codec(self, keyspace: str = "") -> KeyCodec:
+        """The codec of the keyspace with an id or a recorded name; that of the only one for ``""``. Raises `UsageError`."""
+        names = self.description.names
+        found = [id_ for id_, name in names.items() if keyspace in {"", str(id_), name}]
+        if len(found) == 1:
+            return KeyCodec(self.description.api_version, found[0])
+        raise UsageError(
+            f"the log {self.description.log_id} at {self.store.location.redacted()} is of keyspace "
+            f"{shown_keyspaces(list(names), list(names.values()))}{f', not {keyspace}' if keyspace else ''}",
+            hint="Choose one of its keyspaces, or another log.",
+        )
 
     @property
     def start_ts(self) -> int:
@@ -309,7 +318,7 @@ class LogArchive:
 
     def rows(self, file: FileEntry, span: KeyRange | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a file, or those in `span` (RPC keys), by key, newest version first. See `read_rows` for the errors."""
-        return read_log_rows(self.store, file, self.codec, span)
+        return read_log_rows(self.store, file, codec_of(self.description.api_version, file.key_range), span)
 
     def verify_files(
         self, files: Iterable[FileEntry] | None = None, *, whole: bool = False, rows: bool = False
@@ -377,12 +386,14 @@ class KeyChange(NamedTuple):
     """Seconds since the epoch; 0 = never."""
 
 
-def changes_of(archive: LogArchive, user_key: bytes, after_ts: int, up_to_ts: int) -> list[KeyChange]:
+def changes_of(
+    archive: LogArchive, user_key: bytes, after_ts: int, up_to_ts: int, keyspace: str = ""
+) -> list[KeyChange]:
     """The versions of a key with after_ts < ts <= up_to_ts that the log has, by ts. It may lack some: see `gaps` and `inexact_windows`.
 
-    Raises `LogDamaged`, `StorageError`.
+    Raises `LogDamaged`, `StorageError`, and as `LogArchive.codec`.
     """
-    rpc_key = archive.codec.rpc_key(user_key)
+    rpc_key = archive.codec(keyspace).rpc_key(user_key)
     span = KeyRange(rpc_key, rpc_key + b"\0")
     files = {
         file.name: file

@@ -48,6 +48,9 @@ class LogStatus:
     keyspace_id: int
     keyspace_name: str
     """Empty = PD knew none, or it was not recorded."""
+    keyspaces: tuple[int, ...]
+    """All of a log of several, of which the above is the first."""
+    keyspace_names: tuple[str, ...]
     ranges: tuple[str, ...]
     state: LogState
     start_ts: int
@@ -100,6 +103,8 @@ def status_of(archive: LogArchive, level: Literal["meta", "files", "data"] = "me
         cluster_id=archive.description.cluster_id,
         keyspace_id=archive.description.keyspace_id,
         keyspace_name=archive.description.keyspace_name,
+        keyspaces=tuple(archive.description.names),
+        keyspace_names=tuple(archive.description.names.values()),
         ranges=tuple(map(str, archive.description.ranges)),
         state=state_of(archive.store, archive.description.log_id),
         start_ts=archive.start_ts,

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from tikv_br.backupset.coverage import keyspaces_in
 from tikv_br.backupset.files import FileEntry, replaced_size_damage
 from tikv_br.backupset.index import check_paths
 from tikv_br.backupset.layout import interval_id
@@ -67,8 +68,9 @@ class LogDescription:
     cluster_id: int
     api_version: ApiLabel
     keyspace_id: int
+    """The first, if the log is of several."""
     ranges: tuple[KeyRange, ...]
-    """Ranges of the log, as RPC keys."""
+    """Ranges of the log, as RPC keys, in order; each lies in one keyspace."""
     start_ts: int
     """The log has all changes after this."""
     started_ms: Milliseconds
@@ -79,6 +81,19 @@ class LogDescription:
     """`Crypter.method` of files and records."""
     keyspace_name: str = field(default="", metadata=LATER)
     """Name of the keyspace in PD; empty = it has none, or it was not recorded."""
+    keyspace_names: tuple[str, ...] = field(default=(), metadata=LATER)
+    """Names of the keyspaces of a log of several, in the order of their ids; empty for a log of one."""
+
+    @property
+    def format_version(self) -> int:
+        """2 if there are several keyspaces: readers of version 1 decode all keys as those of the first."""
+        return 2 if self.keyspace_names else 1
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The recorded names of all keyspaces by their ids; empty ones were not recorded."""
+        ids = keyspaces_in(self.api_version, self.ranges) if self.keyspace_names else (self.keyspace_id,)
+        return dict(zip(ids, self.keyspace_names or (self.keyspace_name,), strict=False))
 
 
 class SegmentName(NamedTuple):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tikv_br.archive.records import (
     DESCRIPTION,
@@ -23,6 +24,7 @@ from tikv_br.archive.records import (
     data_name,
     merge_periods,
 )
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileWriter
 from tikv_br.backupset.sealed import read_record, seal, with_key_of, write_record
 from tikv_br.cluster.rate_limit import RateLimit
@@ -30,7 +32,7 @@ from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageConflict, StorageObjectMissing, SyncStateMismatch
 from tikv_br.formats import columns, parquet
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, gaps
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.formats.order import by_version
 from tikv_br.records import dump
 from tikv_br.storage.base import ObjectStore
@@ -89,7 +91,7 @@ def write_rows(
 
 
 class LogWriter:
-    """Writes the changes of one span. Not thread-safe.
+    """Writes the changes of one span, or of several of a keyspace each. Not thread-safe.
 
     Rows are in memory until `flush`, or until there are `FlushOptions.size` bytes of them: then they are in a data file. They
     are part of the log once `flush` has returned. Each method may be repeated after it has raised `StorageUnreachable`.
@@ -102,21 +104,21 @@ class LogWriter:
         span: KeyRange,
         options: FlushOptions = FlushOptions(),
         *,
+        more: Sequence[KeyRange] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`span` (RPC keys) lies in the ranges of the log. Nothing is read or written before `start`."""
+        """`span` and `more` (RPC keys) lie in the ranges of the log. With `more`, rows have RPC keys. Nothing is read or written before `start`."""
         self._store = store
         self._description = description
-        self._span = span
-        self._codec = KeyCodec(description.api_version, description.keyspace_id)
+        self._spans = (span, *more)
         self._options = options
         self._clock = clock
         self._rate_limit = RateLimit(options.rate_limit)
         self._started = False
         self._flushed_at = clock()
         self._buffer: list[pa.RecordBatch] = []
-        self._files: list[FileEntry] = []
-        """Written since the last segment."""
+        self._files: dict[KeyRange, list[FileEntry]] = {each: [] for each in self._spans}
+        """Written since the last segments, by span."""
         self._inexact: list[InexactPeriod] = []
         """Rows since the last segment, and those in it that reach past it."""
         self._missed: list[MissedIngest] = []
@@ -170,26 +172,28 @@ class LogWriter:
 
     def flush(self, ts: int) -> None:
         """Make all rows part of the log, which must be every change of the span up to `ts`."""
-        if ts <= self.flushed_ts and not self._buffer and not self._files:
+        if ts <= self.flushed_ts and not self._buffer and not any(self._files.values()):
             return
         self._write_file()
         ts = max(ts, self.flushed_ts)
         now = time.time_ns() // 1_000_000
-        segment = Segment(
-            log_id=self._description.log_id,
-            start=self._span.start,
-            end=self._span.end,
-            from_ts=self.flushed_ts,
-            to_ts=ts,
-            files=tuple(self._files),
-            written_ms=now,
-            token=secrets.token_hex(4),
-            inexact=merge_periods(self._inexact),
-            missed=tuple(self._missed),
-        )
-        write_record(self._store, segment.name, segment)
-        self._files, self._missed = [], []
-        self._inexact = [each for each in segment.inexact if each.to_ts > ts]
+        inexact = merge_periods(self._inexact)
+        for span, files in self._files.items():
+            segment = Segment(
+                log_id=self._description.log_id,
+                start=span.start,
+                end=span.end,
+                from_ts=self.flushed_ts,
+                to_ts=ts,
+                files=tuple(files),
+                written_ms=now,
+                token=secrets.token_hex(4),
+                inexact=tuple(each for each in inexact if not intersection(each.span, span).is_empty),
+                missed=tuple(each for each in self._missed if not intersection(each.span, span).is_empty),
+            )
+            write_record(self._store, segment.name, segment)
+        self._files, self._missed = {each: [] for each in self._spans}, []
+        self._inexact = [each for each in inexact if each.to_ts > ts]
         self.flushed_ts = ts
         self._flushed_at = self._clock()
 
@@ -197,10 +201,20 @@ class LogWriter:
         if not self._buffer:
             return
         rows = by_version(pa.concat_batches(self._buffer))
-        file = write_rows(self._store, self._description.log_id, self._span, self._codec, rows, self._rate_limit)
-        self._files.append(file)
-        self.rows += file.total_kvs
+        for span, codec, part in self._divided(rows):
+            file = write_rows(self._store, self._description.log_id, span, codec, part, self._rate_limit)
+            self._files[span].append(file)
+            self.rows += file.total_kvs
         self._buffer, self.buffered_bytes = [], 0
+
+    def _divided(self, rows: pa.RecordBatch) -> Iterator[tuple[KeyRange, KeyCodec, pa.RecordBatch]]:
+        """The rows of each span that has any, with user keys."""
+        for span in self._spans:
+            codec = codec_of(self._description.api_version, span)
+            if len(self._spans) == 1:
+                yield span, codec, rows
+            elif (part := rows.filter(pc.starts_with(rows["key"], codec.prefix))).num_rows:
+                yield span, codec, part.set_column(0, part.schema.field(0), columns.user_keys(part["key"], codec))
 
     def _read_or_create(self, wanted: LogDescription, name: str) -> LogDescription:
         self._store = with_key_of(self._store, name)  # a log that was begun with an older key keeps it
@@ -221,6 +235,7 @@ class LogWriter:
         for what, one, other in [
             ("cluster", found.cluster_id, ours.cluster_id),
             ("keyspace", found.keyspace_id, ours.keyspace_id),
+            ("keyspaces", found.keyspace_names, ours.keyspace_names),
             ("range", ", ".join(map(str, found.ranges)), ", ".join(map(str, ours.ranges))),
             ("encryption", found.encryption, ours.encryption),
         ]:
@@ -240,7 +255,8 @@ class LogWriter:
             if (name := SegmentName.parse(info.name)) and name.from_ts <= ts <= name.to_ts:
                 with contextlib.suppress(StorageObjectMissing, BackupDamaged):  # another may have the same changes
                     reaching.append(read_record(self._store, Segment, info.name))
-        if not (missing := gaps(self._span, [segment.span for segment in reaching])):
+        covered = [segment.span for segment in reaching]
+        if not (missing := [gap for span in self._spans for gap in gaps(span, covered)]):
             return
         if ts > self._truncated_ts():
             raise LogDamaged(

@@ -220,7 +220,7 @@ def merge_runs(context: RunsContext) -> None:
     """Sort the rows of all runs, range by range, and write the files."""
     runs, load = context.runs, context.load
     start, end = min(run.start_key for run in runs), max(run.end_key for run in runs)
-    sizes = file_sizes(open_store(load.staging), load.codec, runs)
+    sizes = file_sizes(open_store(load.staging), load.codec.api_version, runs)
     intervals = plan_by_sizes(KeyRange(start, end), sizes, MERGE_BYTES)
     plan = [each.span for each in intervals]
     job = PartitionJob(context.options, context.conversion, context.source_ranges[0], context.cluster.clock.now())

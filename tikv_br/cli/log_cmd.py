@@ -47,10 +47,11 @@ def show_status(out: Output, found: LogStatus, level: str) -> None:
     """Write the status as of a `level` of checks."""
     fields = asdict(found)
     out.result("log_status", fields)
-    del fields["keyspace_name"]
+    for name in ("keyspace_name", "keyspace_names", "keyspaces"):
+        del fields[name]
     shown = fields | {
         "state": _STATES.get(found.state, found.state),
-        "keyspace_id": shown_keyspaces([found.keyspace_id], [found.keyspace_name]),
+        "keyspace_id": shown_keyspaces(found.keyspaces, found.keyspace_names),
         "start_ts": show_ts(found.start_ts),
         "checkpoint_ts": show_ts(found.checkpoint_ts) if found.checkpoint_ts else "saved elsewhere",
         "end_ts": show_ts(found.end_ts),
@@ -121,6 +122,13 @@ class LogStateFlags(StateFlags):
 
 class LogStartFlags(FollowFlags):
     cluster: shared.ClusterFlags
+    keyspaces: list[str] | None = flag(
+        None,
+        "Keyspace to archive, by id or name (API V2; may be repeated; default: only keyspace 0).",
+        "--keyspace",
+        shared=True,
+        metavar="ID|NAME",
+    )
     storage: str = backup_flags.storage(PLACE)
     flush_interval: float = flag(
         "30s", "Interval between writes to the storage. This plus --hold-back is about the RPO.", kind=kinds.TIME
@@ -144,7 +152,7 @@ def start_log(flags: LogStartFlags) -> None:
 
     place = flags.storage_flags.locate(flags.storage)
     target = LogTarget(place, flags.state.name, flags.flush_interval, flags.flush_size, flags.rate_limit)
-    follow_feed(flags.out, flags.options(target, flags.sink_patience), flags.status)
+    follow_feed(flags.out, flags.options(target, flags.sink_patience, *(flags.keyspaces or ())), flags.status)
 
 
 class LogFlags(backup_flags.BackupFlags):
@@ -241,6 +249,7 @@ class LogChangesFlags(LogFlags, key_flags.KeyAndValueFormatFlags):
     until: str = flag(
         "latest", "Only changes up to this: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
     )
+    keyspace: str = flag("", "Keyspace of the key, by id or name, in a log of several.", shared=True, metavar="ID|NAME")
 
 
 @command("log changes", example="user:7 --storage s3://backups/log --since -2h")
@@ -255,7 +264,7 @@ def changes(flags: LogChangesFlags) -> None:
     first = parse_ts(flags.since, "--since") if flags.since else 0
     archive = flags.open()
     last = parse_ts_or_latest(flags.until, "--until") or MAX_TS
-    found = changes_of(archive, key, first, last)
+    found = changes_of(archive, key, first, last, flags.keyspace)
     for gap in archive.gaps():
         logger.warning("the log lacks the changes of %s", gap)
     for begin, end in archive.inexact_windows():

@@ -54,7 +54,6 @@ class FollowFlags(shared.CommandFlags):
     """Flags of what follows a cluster's change feed."""
 
     cluster: shared.ClusterFlags
-    keyspace: str = shared.KEYSPACE()
     range: SyncRangeFlags
     start: StartFlags
     state: StateFlags
@@ -64,7 +63,7 @@ class FollowFlags(shared.CommandFlags):
     storage_flags: backup_flags.StorageFlags
     take_over: bool = flag(False, "End a running process of the same name and state, and continue from its checkpoint.")
 
-    def options(self, target: Target, patience: float) -> SyncOptions:
+    def options(self, target: Target, patience: float, keyspace: str = "", *more_keyspaces: str) -> SyncOptions:
         """Return the options, with defaults for what the sink of a log does not have. Raises `UsageError`."""
         source, scratch = self.cluster.config(), scratch_folder(self.state.scratch_dir)
         state = self.state.state(self.cluster, self.storage_flags, self.etcd, target)
@@ -81,7 +80,8 @@ class FollowFlags(shared.CommandFlags):
             state=state,
             scratch=scratch,
             start=start,
-            keyspace=self.keyspace,
+            keyspace=keyspace,
+            more_keyspaces=more_keyspaces,
             span=span,
             gc_ttl=round(self.feed.gc_ttl),
             sorter_bytes=self.state.sorter_memory,
@@ -93,6 +93,7 @@ class FollowFlags(shared.CommandFlags):
 
 class SyncFlags(FollowFlags):
     cluster: shared.ClusterFlags
+    keyspace: str = shared.KEYSPACE()
     sink: SinkFlags
     mode: Literal["feed", "diff"] = flag(
         "feed", "How changes are found: feed (TiKV CDC, API V2 only) or diff (repeated comparison, any version)."
@@ -189,7 +190,7 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
             "--sink - and --output json cannot be combined: both write to standard output",
             hint="Use --log-format json or --status-addr instead of --output json, or use --sink file:///PATH.",
         )
-    sink, options = flags.sink, flags.options(target, flags.sink.sink_patience)
+    sink, options = flags.sink, flags.options(target, flags.sink.sink_patience, flags.keyspace)
     replicate = replace(options.replicate, longest_wait=sink.sink_backoff, rate_limit=sink.sink_ratelimit)
     return replace(
         options,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tikv_br.archive.log import LogArchive, LogGap, LogSource, read_log_rows
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import file_errors, open_file, read_rows
 from tikv_br.cluster.rate_limit import RateLimit
@@ -260,14 +261,14 @@ def sizes_by_key(sources: MergeSources, files: Sequence[FileEntry]) -> list[tupl
     parts = [(file.start_key, file.end_key, file.total_bytes) for each in sources.backups for file in each.files]
     cuts = {start for start, _, _ in parts}
     if sources.log is not None:
-        more_parts, more_cuts = file_parts(sources.log.store, sources.log.codec, files)
+        more_parts, more_cuts = file_parts(sources.log.store, ApiVersion.V2, files)
         parts += more_parts
         cuts |= more_cuts
     return spread_sizes(parts, cuts)
 
 
 def file_parts(
-    store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]
+    store: ObjectStore, version: ApiVersion, files: Sequence[FileEntry]
 ) -> tuple[list[tuple[bytes, bytes, int]], set[bytes]]:
     """Parts and cuts of Parquet files for `spread_sizes`, from the row groups of some of them."""
     from tikv_br.formats.parquet import ParquetReader
@@ -278,6 +279,7 @@ def file_parts(
     for file in sampled:
         with file_errors(file):
             groups = ParquetReader(open_file(store, file)).groups()
+        codec = codec_of(version, file.key_range)
         keys = [codec.rpc_key(each.first_key) for each in groups]
         cuts.update(keys[1:])  # the first says nothing about how keys are distributed
         parts += [
@@ -287,9 +289,9 @@ def file_parts(
     return parts, cuts
 
 
-def file_sizes(store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
+def file_sizes(store: ObjectStore, version: ApiVersion, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
     """Ascending RPC keys, and about how many bytes Parquet files have from each to the next."""
-    _, cuts = file_parts(store, codec, files)
+    _, cuts = file_parts(store, version, files)
     parts = [(file.start_key, file.end_key, file.total_bytes) for file in files]
     return spread_sizes(parts, cuts | {start for start, _, _ in parts})
 

@@ -18,7 +18,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from tikv_br.archive.log import LogArchive, LogSource, read_log_rows
 from tikv_br.archive.records import DEFAULT_ID
-from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.dataflow.plan import plan_by_sizes
@@ -160,7 +159,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if damage := archive.verify_files({file.name: file for _, files in chosen for file in files}.values()):
                 raise LogDamaged(f"{self._place} is damaged: {damage[0].problem}")
             return [
-                ChangesPartition(archive.codec, part, from_ts, to_ts, self.source.storage, found)
+                ChangesPartition(archive.codec(self.keyspace), part, from_ts, to_ts, self.source.storage, found)
                 for span, files in chosen
                 for part in self._cut(archive, span, files)
                 if (found := tuple(file for file in files if not intersection(file.key_range, part).is_empty))
@@ -193,24 +192,19 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             known = (*self._archive.segments, *self._archive.replaced) if self._archive else ()
             archive = LogArchive.open(open_store(self.source.storage), self.source.id, known)
             self._refresh_at = began + max(REFRESH_SECONDS, 10 * (time.monotonic() - began))
-            found = archive.description
-            if self.keyspace not in {"", str(found.keyspace_id), found.keyspace_name}:
-                raise UsageError(
-                    f"{self._place} is of keyspace {shown_keyspaces([found.keyspace_id], [found.keyspace_name])}, not {self.keyspace}",
-                    hint="Leave option keyspace out, or pass the log of that keyspace.",
-                )
             archive.check(self._spans(archive), archive.start_ts, archive.start_ts)  # whether it has these keys
             self._archive = archive
         return self._archive
 
     def _spans(self, archive: LogArchive) -> list[KeyRange]:
         if self.ranges is None:
-            return list(archive.description.ranges)
-        return [archive.codec.rpc_range(each) for each in self.ranges]
+            whole = archive.codec(self.keyspace).rpc_range()
+            return [each for each in archive.description.ranges if whole.contains(each)]
+        return [archive.codec(self.keyspace).rpc_range(each) for each in self.ranges]
 
     def _offset(self, archive: LogArchive, ts: int) -> Offset:
-        description = archive.description
-        return {"log": f"{description.cluster_id}/{description.keyspace_id}/{description.log_id}", "ts": ts}
+        description, keyspace_id = archive.description, archive.codec(self.keyspace).keyspace_id
+        return {"log": f"{description.cluster_id}/{keyspace_id}/{description.log_id}", "ts": ts}
 
     def _ts(self, archive: LogArchive, offset: Offset) -> int:
         """The timestamp of an offset. Raises `UsageError` for one of another log, or one that is no longer in it."""
@@ -293,5 +287,5 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A range in parts, of which each has about `partition_bytes` of the files."""
         if sum(file.total_bytes for file in files) <= self.partition_bytes:
             return [span]
-        sizes = file_sizes(archive.store, archive.codec, files)
+        sizes = file_sizes(archive.store, archive.description.api_version, files)
         return [each.span for each in plan_by_sizes(span, sizes, self.partition_bytes)]

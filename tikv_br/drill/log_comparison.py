@@ -78,7 +78,6 @@ class SourceComparison:
             raise ValueError("a comparison with the source needs a log")
         self._check_lease = context.check_lease
         self._cluster = source_of(context, sources.base.cluster_id)
-        self._raw = self._cluster.raw(sources.log.description.keyspace_id)
         self._sources, self._ts = sources, ts
         self._log = self._read_log(sources.log)
         self._pending: list[pa.LargeBinaryArray] = []
@@ -95,8 +94,9 @@ class SourceComparison:
 
         keys: list[pa.LargeBinaryArray] = []
         ours = (restored.slice(first, BATCH_ROWS) for first in range(0, restored.num_rows, BATCH_ROWS))
-        theirs = ClusterSide(self._raw, self._meter).pages(self._raw.codec.user_range(span))
-        for found in compare_rows(ours, theirs, self._raw.now):
+        raw = self._cluster.raw(codec_of(ApiVersion.V2, span).keyspace_id)
+        theirs = ClusterSide(raw, self._meter).pages(raw.codec.user_range(span))
+        for found in compare_rows(ours, theirs, raw.now):
             keys += [found.only_a["key"], found.value["key"], found.only_b]
         if sum(map(len, keys)):
             self._pending.append(self._without_changed(pa.concat_arrays(keys), self._changes(self._log), span))

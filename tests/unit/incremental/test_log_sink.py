@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ import pytest
 from tests.unit.archive.samples import LOG, WHOLE, describe, store_at
 from tests.unit.incremental.changes import Change, batch
 from tests.unit.incremental.sink_suite import SinkSuite, State
-from tikv_br.archive.log import LogArchive
+from tikv_br.archive.log import LogArchive, changes_of
 from tikv_br.archive.records import InexactPeriod
 from tikv_br.archive.writer import FlushOptions, LogWriter
-from tikv_br.errors import CrypterMismatch, LogDamaged, StorageUnreachable, SyncStateMismatch
+from tikv_br.errors import CrypterMismatch, LogDamaged, StorageUnreachable, SyncStateMismatch, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.incremental.feed.events import Scanned
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.open import LogSink
@@ -100,6 +103,41 @@ def test_every_version_is_kept_and_sorted(tmp_path: Path) -> None:
     assert (file.total_kvs, file.min_ts, file.max_ts) == (9, START + 1, START + 9)
     assert log.verify_files(whole=True) == []
     assert [Change(**row) for part in log.rows(file) for row in part.to_pylist()] == stored(tmp_path)
+
+
+def test_rows_of_several_keyspaces_are_in_files_of_each(tmp_path: Path) -> None:
+    """A segment and files with user keys for each keyspace; readers find both, and another set of keyspaces is refused."""
+    store, spans = store_at(tmp_path), [KeyCodec(ApiVersion.V2, id_).rpc_range() for id_ in (7, 9)]
+    names = ("features", "billing")
+    description = dataclasses.replace(
+        describe(start_ts=0, has_checkpoint=False, ranges=spans), keyspace_name=names[0], keyspace_names=names
+    )
+    sink = LogSink(LogWriter(store, description, spans[0], NEVER, more=spans[1:]), "a test")
+    sink.resolve(START)
+    sink.write(
+        batch([Change(START + at, key, b"v") for at, key in enumerate([b"r\0\0\7a", b"r\0\0\x09a", b"r\0\0\x09b"], 1)])
+    )
+    sink.mark_inexact(Scanned(spans[1], START + 1, START + 2))
+    assert sink.resolve(START + 9, flush=True) == START + 9
+    sink.write(batch([Change(START + 10, b"r\0\0\x09a", b"w")]))
+    sink.resolve(START + 20, flush=True)
+    assert sorted((row.key, row.ts) for row in stored(tmp_path)) == [
+        *((b"a", START + at) for at in (1, 2, 10)),
+        (b"b", START + 3),
+    ]
+    log = LogArchive.open(store, LOG)
+    assert (log.end_ts(), log.damage, log.gaps()) == (START + 20, (), [])
+    assert [len(log.files_for(span, START, START + 20)) for span in spans] == [1, 2]
+    assert log.verify_files(whole=True, rows=True) == []
+    assert (log.inexact_windows(spans[:1]), log.inexact_windows(spans[1:])) == ([], [(START + 1, START + 2)])
+    assert [each.ts for each in changes_of(log, b"a", 0, START + 20, "billing")] == [START + 2, START + 10]
+    assert [each.ts for each in changes_of(log, b"a", 0, START + 20, "7")] == [START + 1]
+    for wrong in ("", "other", "8"):
+        with pytest.raises(UsageError, match=r"features \(7\), billing \(9\)"):
+            changes_of(log, b"a", 0, START + 20, wrong)
+    LogWriter(store, description, spans[0], NEVER, more=spans[1:]).start(START + 20)
+    with pytest.raises(SyncStateMismatch, match="features"):
+        sink_at(store).resolve(START + 20)
 
 
 def test_each_segment_says_what_is_inexact_in_its_time(tmp_path: Path) -> None:
@@ -218,8 +256,6 @@ def test_a_restart_resumes_without_a_gap(tmp_path: Path) -> None:
 
 def test_another_source_is_refused(tmp_path: Path) -> None:
     """The same id for another cluster, range, keyspace or key."""
-    import dataclasses
-
     store = store_at(tmp_path)
     sink_at(store).resolve(START)
     for change in ({"cluster_id": 1}, {"keyspace_id": 8}, {"ranges": ()}):

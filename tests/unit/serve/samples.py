@@ -93,6 +93,8 @@ def log_status(name: str = "default", lag: float = 31.4, **changes: object) -> L
         cluster_id=CLUSTER,
         keyspace_id=0,
         keyspace_name="",
+        keyspaces=(0,),
+        keyspace_names=("",),
         ranges=("-",),
         state=LogState.ACTIVE,
         start_ts=compose(start),

@@ -15,7 +15,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.events import FeedOptions, Resolved, Rows
-from tikv_br.incremental.feed.feed import Feed
+from tikv_br.incremental.feed.feed import Feed, JoinedFeeds
 
 CODEC = KeyCodec(ApiVersion.V2)
 V1, V2 = "/cdcpb.ChangeData/EventFeed", "/cdcpb.ChangeData/EventFeedV2"
@@ -126,7 +126,9 @@ class ScriptedFeeds:
         return answer
 
 
-def until_resolved(feed: Feed, ms: int, seconds: float = 60.0) -> tuple[list[tuple[bytes, int]], list[int]]:
+def until_resolved(
+    feed: Feed | JoinedFeeds, ms: int, seconds: float = 60.0
+) -> tuple[list[tuple[bytes, int]], list[int]]:
     """Keys and times of all rows, and all resolved-ts, in ms after `START`, until the span is resolved up to `ms`.
 
     Checks on the way that no row comes at or below a resolved-ts that was said before it.

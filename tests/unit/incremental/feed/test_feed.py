@@ -38,8 +38,8 @@ from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, RetryBud
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.incremental.feed.events import Event, Resolved, Rows, Scanned
-from tikv_br.incremental.feed.feed import Feed
+from tikv_br.incremental.feed.events import Event, FeedOptions, Resolved, Rows, Scanned
+from tikv_br.incremental.feed.feed import Feed, JoinedFeeds
 
 
 @pytest.fixture
@@ -89,6 +89,23 @@ def test_rows_outside_the_span_are_left_out(feeds: ScriptedFeeds) -> None:
     feeds.script(1, all_of((b"a", 5), (b"b", 6), (b"czz", 7), (b"d", 8), at=10))
     with feeds.feed(b"b", b"d") as feed:
         assert until_resolved(feed, 10)[0] == [(b"b", 6), (b"czz", 7)]
+
+
+def test_joined_feeds_have_rpc_keys_and_the_lowest_resolved_ts(feeds: ScriptedFeeds) -> None:
+    """Each range is subscribed to for itself, rows say which keyspace they are of, and nothing between the ranges is yielded."""
+    feeds.script(
+        1, lambda request: all_of((b"b", 5), (b"m", 6), (b"n", 7), at=10 if b"b" in request.start_key else 8)(request)
+    )
+    spans = [CODEC.rpc_range(KeyRange(*ends)) for ends in ((b"b", b"d"), (b"n", b"p"))]
+    with (
+        Cluster.connect(feeds.fake.config()) as cluster,
+        JoinedFeeds(cluster, spans, START, FeedOptions(hold_back=0.0)) as feed,
+    ):
+        found, said = until_resolved(feed, 8)
+        assert (sorted(found), said) == ([(b"r\0\0\0b", 5), (b"r\0\0\0n", 7)], [8])
+        assert (feed.status.regions, feed.status.rows, feed.status.resolved_ts) == (2, 2, START + 8 * MS)
+        assert feed.poll(0.05) is None
+    assert sorted(request.start_key for _, request in feeds.registered(1)) == [bound(b"b"), bound(b"n")]
 
 
 def test_the_hold_back_is_subtracted_from_every_resolved_ts(
