@@ -231,8 +231,8 @@ class CloudObjectStore(CloudFailures, ObjectStore):
 
     _IGNORED_VARIABLES: ClassVar[frozenset[str]] = frozenset()
     """Variables by which obstore would overrule the location."""
-    _LISTS_BEHIND: ClassVar[str] = ""
-    """Who lists what follows a name, so that the end of a listing can be verified by one more request; ``""`` = the cloud cannot."""
+    _lists_like = ""
+    """Who lists what follows a name, so that the end of a listing can be verified by one more request; ``""`` = it is not."""
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)
@@ -309,21 +309,21 @@ class CloudObjectStore(CloudFailures, ObjectStore):
             for meta in (page := self._request("list", folder, next_page)):
                 name = meta["path"]
                 if again and last is not None and name <= last:
-                    if self._LISTS_BEHIND and name < last:
+                    if self._lists_like and name < last:
                         raise self._incomplete_listing(last, name)
                     continue
                 last = name
                 yield _info(name, meta)
             if page:
                 continue
-            if not self._LISTS_BEHIND or last == verified:
+            if not self._lists_like or last == verified:
                 return
             # Servers without the continuation tokens of S3's second listing API end after their first page.
             verified, pages = last, None
 
     def _incomplete_listing(self, last: str, name: str) -> StorageError:
         return StorageError(
-            f"{self._endpoint} does not list the {self._BUCKET} {self._location.bucket!r} as {self._LISTS_BEHIND} does: asked for what follows {last}, "
+            f"{self._endpoint} does not list the {self._BUCKET} {self._location.bucket!r} as {self._lists_like} does: asked for what follows {last}, "
             f"it returned {name}, so that objects may be missing",
             hint="Use a server that supports start-after and continuation tokens of ListObjectsV2: backups here could be incomplete.",
         )
