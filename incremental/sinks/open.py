@@ -139,8 +139,8 @@ class Origin:
     def follower(self, state: str, sink: Sink, owner: LeaseOwner | None = None) -> Follower:
         """What a process that writes to a sink registers in the source."""
         found = Follower(state, owner)
-        if not isinstance(sink, TikvSink) or sink.keyspace_id is None:
-            return found
+        if not isinstance(sink, TikvSink) or sink.keyspace_id is None or not self.whole.start:
+            return found  # a replay of a topic does not know the range of its source
         span = KeyCodec(ApiVersion.V2, self.keyspace_id).user_range(self.whole)
         return replace(found, target=sink.cluster_id, keyspaces=(self.keyspace_id, sink.keyspace_id), spans=(span,))
 

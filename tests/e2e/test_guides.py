@@ -71,7 +71,7 @@ class Page:
             before, heading, after = text.partition(f"\n## {until or since}\n")
             assert heading
             text = before if until else after
-        self._left = find_commands(text, program)
+        self._name, self._left = name, find_commands(text, program)
         assert self._left
         self.folder = folder
         self.places = places
@@ -124,7 +124,7 @@ class Page:
         """Run a command beside the block, which gets a function that waits for a message of a type; SIGTERM ends it with 143."""
         words = [*self.words(start), *more]
         variables = environment(**self.variables)
-        log = self.folder / f"process-{len(self._left)}.out"
+        log = self.folder / f"{self._name}-{len(self._left)}.out"
         with (
             log.open("wb") as out,
             subprocess.Popen([str(PROGRAM), *words], stdout=out, stderr=out, env=variables, cwd="/") as process,
