@@ -124,7 +124,7 @@ def test_the_life_of_a_log(v2: LiveCluster, tmp_path: Path) -> None:
         later = v2.cluster.pd.tso()
         eventually(lambda: reached(later), PATIENCE)
         refused = run("end", *place, "--pd", v2.pd, "--yes")
-        assert (refused.returncode, "SIGTERM" in refused.stderr) == (SyncRunning.exit_code, True)
+        assert (refused.returncode, "SIGTERM" in refused.stdout) == (SyncRunning.exit_code, True)
         process.terminate()
         assert process.wait(PATIENCE) == 143
     first, last = lines(run("changes", "key1", *place), "log_change")

@@ -93,7 +93,8 @@ def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_all_servers(tmp_path: Path) -> None:
     """SIGINT in the middle of a test, to all processes of the terminal: pytest says so, and no process and no folder is left."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.real.plugin", "-p", "no:cacheprovider", SELECTION[0]]
+    command = ["env", "--default-signal=INT"]  # a shell's background jobs ignore it
+    command += [sys.executable, "-m", "pytest", "-q", "-p", "tests.real.plugin", "-p", "no:cacheprovider", SELECTION[0]]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
