@@ -82,11 +82,11 @@ static_checks() {
     return "$status"
 }
 
-# Two workers more than cores, from four to six: many tests wait, for leases, clocks and servers that are to give up.
+# More workers than cores, as many tests wait, for leases, clocks and servers that are to give up: four leave two cores idle for a tenth of the time.
 workers() {
     local cores
     cores=$(nproc)
-    printf '%s' $((cores < 2 ? 4 : cores > 4 ? 6 : cores + 2))
+    printf '%s' $((cores < 2 ? 4 : cores > 3 ? 6 : cores + 3))
 }
 
 # Up to three failed tests are run again, alone and with the same seed, to tell a race from a defect. A test that passes only then

