@@ -59,7 +59,7 @@ class Subject:
 
 
 def parts(run: Run) -> dict[str, float]:
-    """What is shown of a run; the steps are ours."""
+    """The seconds of a run that a table shows: the whole command, its parts, and its steps."""
     stores = {} if real_servers.CHOSEN else {"stores at work": run.busy, "the command's own": run.wall - run.busy}
     steps = {f"step {name}": seconds for name, seconds in run.steps.items()}
     return {"whole command": run.wall, **stores, "its processor time": run.cpu, **steps}

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -250,9 +250,11 @@ def pipeline(
     keep_freed_memory()
     with (
         Sorter(options.sorter_bytes, options.scratch, all_versions=sink.all_versions) as sorter,
-        Feed(cluster, codec, spans[0], start.checkpoint_ts, options.feed, ingests=cluster.watched_ingests)
-        if len(spans) == 1
-        else JoinedFeeds(cluster, spans, start.checkpoint_ts, options.feed, ingests=cluster.watched_ingests) as feed,
+        closing(
+            Feed(cluster, codec, spans[0], start.checkpoint_ts, options.feed, ingests=cluster.watched_ingests)
+            if len(spans) == 1
+            else JoinedFeeds(cluster, spans, start.checkpoint_ts, options.feed, ingests=cluster.watched_ingests)
+        ) as feed,
     ):
         yield Replicator(
             start,

@@ -353,7 +353,7 @@ JOINED_WAIT = 0.1
 
 
 class JoinedFeeds:
-    """Feeds of ranges in several keyspaces, polled and closed as one `Feed`. Rows have RPC keys; resolved-ts is that of all ranges."""
+    """Feeds of ranges in several keyspaces, polled and closed as one `Feed`. Rows have RPC keys; a resolved-ts holds for all ranges."""
 
     def __init__(
         self,
@@ -372,12 +372,6 @@ class JoinedFeeds:
         ]
         self._resolved = [start_ts] * len(spans)
         self._next = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def poll(self, timeout: float) -> Event | None:
         """See `Feed.poll`."""

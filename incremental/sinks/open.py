@@ -137,7 +137,7 @@ class Origin:
     """Names of their keyspaces."""
 
     def follower(self, state: str, sink: Sink, owner: LeaseOwner | None = None) -> Follower:
-        """What a process that writes to a sink registers in the source."""
+        """The record of a process that writes to a sink, for PD of the source."""
         found = Follower(state, owner)
         if not isinstance(sink, TikvSink) or sink.keyspace_id is None or not self.whole.start:
             return found  # a replay of a topic does not know the range of its source

@@ -361,8 +361,8 @@ def _may_be_continued(index: Index, entry: IndexEntry) -> bool:
 def _unlisted(index: Index, known: Iterable[IndexEntry], opened: AbstractSet[str] = frozenset()) -> list[IndexEntry]:
     """Every backup below the root, but those ``opened`` before, by a listing of all objects: an entry may be lost or forged.
 
-    Of one that cannot be read, its entry, which is ``known``, has to do. Raises `BackupUnsupported` and `CrypterMismatch` if
-    it has none, as it may continue any backup; a damaged one cannot be restored, so that it needs none.
+    A backup that cannot be read counts by its entry, which is ``known``. Without an entry it may continue any backup: raises
+    `BackupUnsupported` and `CrypterMismatch`. A damaged backup without an entry cannot be restored, and is ignored.
     """
     found, problems = backups_below(index, opened)
     paths = {entry.path for entry in known}
@@ -373,7 +373,7 @@ def _unlisted(index: Index, known: Iterable[IndexEntry], opened: AbstractSet[str
             log.warning("ignored %s, which is not in the index: %s", path, error.message)
             continue
         raise type(error)(
-            f"nothing is removed: what {path} continues, which is not in the index, is not known: {error.message}",
+            f"nothing is removed, because it is not known what {path} continues: it is not in the index and cannot be read: {error.message}",
             hint="Run `tikv-br list --rebuild` with the key or the version of that backup.",
         )
     return list(found.values())
@@ -554,7 +554,7 @@ def execute(
 def _candidates(
     present: Sequence[ListedBackup], others: Iterable[IndexEntry], *, include_foreign: bool
 ) -> list[PruneCandidate]:
-    """What retention decides on: the backups of the index, and ``others`` that are kept and push out none, for their parents."""
+    """The backups of the index, which retention decides on, and increments among ``others``, which are always kept: only for their parents."""
     increments = [entry for entry in others if entry.parent]
     parents = _parents([*(each.entry for each in present), *increments])
     return [
@@ -577,7 +577,7 @@ def _parents(entries: Sequence[IndexEntry]) -> dict[str, str]:
 
 
 def _parent_path(entry: IndexEntry, paths: Iterable[str]) -> str:
-    """The one of the paths at which the backup is that an entry's continues, ``""`` if it is not below the root.
+    """The path, among these, of the backup that an entry's backup continues; ``""`` if it is not below the root.
 
     By the end of the URL, as the root may have been copied from elsewhere. If that fits two, one backup is kept in vain.
     """

@@ -45,7 +45,7 @@ Built = TypeVar("Built", bound="Flags")
 Options = TypeVar("Options")
 Function = TypeVar("Function", bound=Callable[..., None])
 _declared: dict[str, dict[str, Callable[[], TyperCommand]]] = {}
-"""What builds the commands of the modules that are imported, by their first and last word."""
+"""Functions that build the commands of the imported modules, by the first and last word of a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class AroundFlags(Flags):
     """Flags that act before and after the function of the command that they are a field of."""
 
     def around(self, path: str, flags: Flags) -> AbstractContextManager[None]:
-        """What the function runs in; ``flags`` are the values of the command at ``path``."""
+        """The context that the function runs in; ``flags`` are the values of the command at ``path``."""
         raise NotImplementedError
 
 

@@ -210,7 +210,7 @@ def find(flags: FindFlags) -> None:
         names = ", ".join(version.path for version in failed)
         raise BackupDamaged(
             f"the key was not looked up in {names}: {failed[0].message}",
-            hint="`tikv-br verify` tells what is wrong with each. One with another encryption key needs it as a further --crypter.key-file.",
+            hint="Run `tikv-br verify` for each. If a backup has another encryption key, pass that as a further --crypter.key-file.",
         )
     if not any(version.has_value for version in versions):
         raise KeyNotFound(

@@ -55,7 +55,7 @@ def show_keyspace(keyspace_id: int, names: Mapping[int, str]) -> str:
 def matching_keyspace(pd: PdClient, keyspace_id: int, names: Mapping[int, str], option: str, reporter: Reporter) -> int:
     """The id in a cluster of a keyspace of a backup, a log or another cluster: the one of the same name.
 
-    Without a recorded name, or if this PD cannot tell names, the keyspace with the same id. ``option`` chooses another one.
+    Without a recorded name, or if this PD has no names, the keyspace with the same id. ``option`` chooses another one.
     Raises `UsageError` if PD has none of that name, or of that id without a name.
     """
     if keyspace_id == DEFAULT:

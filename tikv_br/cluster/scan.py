@@ -1,4 +1,4 @@
-"""Scans a range page by page, across regions. Pages are the bytes as received; `Prefetcher` fetches the next one in a thread meanwhile."""
+"""Scans a range page by page, across regions. Pages are the bytes as received; `Prefetcher` fetches the next one in a thread while one is used."""
 
 from __future__ import annotations
 

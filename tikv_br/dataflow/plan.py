@@ -229,7 +229,7 @@ def _report_left_out(
 
 
 def _rows_of(cluster: Cluster, keyspace_id: int, names: Mapping[int, str], mode: KeyMode) -> str:
-    """The keyspace, and how many raw rows it has: PD's figures are of regions, which may have rows of others."""
+    """The keyspace, and how many raw rows it has: PD's figures are of regions, which may have rows of several keyspaces."""
     name = show_keyspace(keyspace_id, names)
     if mode is KeyMode.TXN:
         return name
@@ -352,7 +352,7 @@ def _unsupported_by_stores(options: BackupOptions, source: ApiVersion, target: A
 def _choice(
     options: BackupOptions, source: ApiVersion, target: ApiVersion, stores: Sequence[Store], unsupported: str
 ) -> tuple[Literal["scan", "store"], str]:
-    """What a scan would lose comes first, then cost."""
+    """Engine and reason: no loss first, then the cheaper one."""
     if options.key_mode is KeyMode.TXN:
         return "store", "only stores write transactional data"
     if options.engine != "auto":

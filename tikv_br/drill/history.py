@@ -38,7 +38,7 @@ SEAL = "content_sha256"
 """A field of each report: the hash of the others. It detects damage, not a forgery."""
 _END = b"}\n"
 NOT_A_REPORT = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
-"""What reading the figures of a document raises that is no report, as its author may have had any."""
+"""Raised when the figures of a document are read that is no report."""
 log = logging.getLogger(__name__)
 
 

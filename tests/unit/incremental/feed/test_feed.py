@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -99,7 +100,7 @@ def test_joined_feeds_have_rpc_keys_and_the_lowest_resolved_ts(feeds: ScriptedFe
     spans = [CODEC.rpc_range(KeyRange(*ends)) for ends in ((b"b", b"d"), (b"n", b"p"))]
     with (
         Cluster.connect(feeds.fake.config()) as cluster,
-        JoinedFeeds(cluster, spans, START, FeedOptions(hold_back=0.0)) as feed,
+        contextlib.closing(JoinedFeeds(cluster, spans, START, FeedOptions(hold_back=0.0))) as feed,
     ):
         found, said = until_resolved(feed, 8)
         assert (sorted(found), said) == ([(b"r\0\0\0b", 5), (b"r\0\0\0n", 7)], [8])
