@@ -38,7 +38,7 @@ _LEVELS = {
 
 
 _STATES = {
-    "paused": "paused (its writer exits, until `log resume` and `log start`)",
+    "paused": "paused (`log start` exits at once, until `log resume`)",
     "stopped": "stopped (ended for good: `log start` does not continue it, restores from it still work)",
 }
 
