@@ -150,6 +150,9 @@ class Page:
                 assert process.poll() is None, log.read_text()
                 process.terminate()
                 assert process.wait(LONG) == 143, log.read_text()
+            except BaseException as error:
+                error.add_note(f"{words} said, exit code {process.poll()}:\n{log.read_text()}")
+                raise
             finally:
                 process.kill()
 
