@@ -87,7 +87,7 @@ def test_keyspaces_of_another_cluster_are_found_by_name(
         assert "keyspace 1 is billing" in refused.err
     assert contents(target, 1) == {}
     assert target.create_keyspace("features") == 2
-    succeed(*restore, "--keyspace", "features")
+    assert "features (1) -> features (2)" in succeed(*restore, "--keyspace", "features").out
     assert contents(target, 2) == ROWS
     assert contents(target, 1) == {}
     succeed(*compare)
@@ -99,7 +99,9 @@ def test_keyspaces_of_another_cluster_are_found_by_name(
     assert tikv_br(*compared, "--to-keyspace", "billing").code == 41
     assert "found" in succeed("backup", "find", "k0001", "-s", str(tmp_path), "--keyspace", "features").out
     assert "features (1)" in tikv_br("backup", "find", "k0001", "-s", str(tmp_path), "--keyspace", "billing").out
-    succeed(*restore, "--to-keyspace", "billing")
+    done = succeed(*restore, "--to-keyspace", "billing", "--output", "json").last
+    assert (done["keyspaces"], done["keyspace_names"]) == ([1], ["features"])
+    assert (done["target_keyspaces"], done["target_keyspace_names"]) == ([1], ["billing"])
     assert contents(target, 1) == ROWS
     succeed(*compared, "--to-keyspace", "billing", "--prefix", "k00")
 

@@ -34,31 +34,29 @@ _PANEL_OF = {
 }
 """Names of options by group, as patterns; the first group that fits counts, and all others are ``How``."""
 _ADVANCED = {
-    "": "cert key skip-version-check s3.* gcs.* azblob.* crypter.* storage-patience send-credentials-to-tikv executor spark-* config "
+    "": "cert key skip-version-check s3.* gcs.* azblob.* crypter.[!k]* crypter.key storage-patience send-credentials-to-tikv executor spark-* config "
     "log-level log-file log-format quiet etcd-* sink-ca sink-cert sink-key sink-concurrency sink-batch-size sink-backoff "
     "sink-patience kafka-patience take-over allow-incomplete heartbeat-url-file textfile other-ca other-cert other-key target-ca target-cert target-key checkpoint-every scratch-dir "
     "sorter-memory status-every status-key-file no-status-key max-lag hold-back gc-ttl lock-wait lock-patience compression compression-level "
     "file-size safe-interval assume-no-ttl allow-empty allow-inexact allow-loss allow-followers work-storage region-size import-mode file-check "
-    "via restamp state concurrency seed from-backup-ts no-resume resume checksum",
+    "via restamp state concurrency seed from-backup-ts no-resume resume",
     "backup": "engine file-format format",
     "backup raw": "start end",
     "diff": "other-keyspace start end keys",
     "drill run": "until keyspace dst-api-version start end key-format max-age min-keys cut-over within compare-source target-stores work-dir "
-    "tail-lag tail-patience webhook-url webhook-url-file on-end",
-    "load": "input-option csv-delimiter csv-escape csv-null csv-quote encoding value-encoding expiry-column order-column partitions keep-staging",
+    "tail-lag tail-patience keep-last webhook-url webhook-url-file on-end",
+    "load": "checksum input-option csv-delimiter csv-escape csv-null csv-quote encoding value-encoding expiry-column order-column partitions keep-staging",
     "log": "flush-size",
     "log start": "state-dir etcd",
     "playground": "pds region-split-size election-timeout disconnect-delay keyspace-split-delay resolved-ts-interval gc-barriers balance "
     "mutual-tls",
     "restore": "mode start end",
-    "restore point": "prefix to-keyspace",
+    "restore point": "range key-format",
     "restore raw": "before range key-format report",
     "sync": "interval exact-every etcd",
 }
 """Options that only ``--help-all`` shows: of all commands, and of those whose names begin with these words."""
 _SHOWN = {
-    "backup": "checksum crypter.key-file",
-    "restore raw": "checksum crypter.key-file",
     "changefeed update": "sink-concurrency sink-batch-size sink-backoff sink-patience sorter-memory hold-back gc-ttl",
     "changefeed capture": "scratch-dir",
     "raw": "concurrency seed",

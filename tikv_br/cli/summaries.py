@@ -174,6 +174,15 @@ def _span(each: FilePart | RestoreRange) -> dict[str, str]:
     }
 
 
+def _restored_keyspaces(summary: RestoreSummary) -> str:
+    """Keyspaces of the target, and those of the backup if they are called otherwise."""
+    from tikv_br.backupset.coverage import shown_keyspaces
+
+    target = shown_keyspaces(summary.target_keyspaces, summary.target_keyspace_names)
+    source = shown_keyspaces(summary.keyspaces, summary.keyspace_names)
+    return f"{source} -> {target}" if source not in {"", target} else target
+
+
 def restore_figures(summary: RestoreSummary, *, age: bool = True) -> list[tuple[str, str]]:
     """Return the figures of the summary, with the Go tool's names if it has them."""
     resumed = f" ({summary.resumed_files:,} by an earlier run)" if summary.resumed_files else ""
@@ -189,6 +198,7 @@ def restore_figures(summary: RestoreSummary, *, age: bool = True) -> list[tuple[
         ("restore-data-size", human_bytes(summary.backup_size)),
         ("files", f"{summary.files:,}{resumed}"),
         ("api-version", summary.dst_api_version),
+        ("keyspaces", _restored_keyspaces(summary)),
         ("checksum", f"{summary.crc64xor:016x} {'equal' if summary.verified else 'not compared'}"),
         ("other-rows", others),
         ("overlap", ", ".join(saved)),

@@ -35,6 +35,10 @@ class RestoreContext:
     backup: BackupSet = field(init=False)  # read the backup
     wanted: list[RestoreRange] = field(default_factory=list)  # plan
     """Ranges of the backup to restore, with the rewrite of their keys."""
+    keyspaces: dict[KeyCodec, KeyCodec] = field(default_factory=dict)  # plan
+    """The keyspaces of the target, and those of the backup that are restored into them."""
+    names: dict[int, str] = field(default_factory=dict)  # plan
+    """Names of the target's keyspaces, as far as they are known."""
     import_mode: ImportMode | None = None  # enter import mode; until leave import mode
     download_limit: DownloadLimit | None = None  # set the download limit; until lift the download limit
     parts: list[FilePart] = field(default_factory=list)  # plan

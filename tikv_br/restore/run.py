@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
@@ -27,7 +27,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
 from tikv_br.cluster.ingest_announcer import finish_killed
-from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
+from tikv_br.cluster.keyspaces import chosen_keyspace, keyspace_names, matching_keyspace
 from tikv_br.cluster.locks import LockResolver
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import seconds_between, show_ts
@@ -128,6 +128,7 @@ def plan(context: RestoreContext) -> None:
             span = intersection(span, rewrite.source)
         if not span.is_empty:
             context.wanted.append(RestoreRange(span, rewrite))
+            context.keyspaces[target] = codec
     if not context.wanted:
         if options.keyspace is not None and backup.api_version is not ApiVersion.V2:
             raise UsageError(
@@ -143,7 +144,20 @@ def plan(context: RestoreContext) -> None:
             f"{'--to-keyspace: ' if moved_to.is_v2 else ''}the backup has several keyspaces, which cannot be restored into one",
             hint="Choose one with --keyspace.",
         )
+    context.names = _target_names(context, {} if moved_to else _recorded_names(context))
     context.parts = choose_parts(backup.pairs, context.wanted)
+
+
+def _target_names(context: RestoreContext, same: Mapping[int, str]) -> dict[int, str]:
+    """Names of the keyspaces to restore into: those in the backup if they are the ``same``, others by the target's PD."""
+    pairs = [(target.keyspace_id, source.keyspace_id) for target, source in context.keyspaces.items()]
+    found = {target: same[source] for target, source in pairs if source in same}
+    others = {target for target, _ in pairs} - found.keys()
+    return found | (keyspace_names(context.cluster, others) if context.options.by_name else {})
+
+
+def _recorded_names(context: RestoreContext) -> dict[int, str]:
+    return {} if context.backup.manifest is None else context.backup.manifest.description.names
 
 
 def plan_changes(context: RestoreContext) -> None:
@@ -181,7 +195,7 @@ def _same_keyspace(context: RestoreContext, source: KeyCodec) -> KeyCodec:
     """The target's keyspace of the name that the backup records. Raises `UsageError` if there is none."""
     if not (context.options.by_name and source.is_v2):
         return source
-    names = {} if context.backup.manifest is None else context.backup.manifest.description.names
+    names = _recorded_names(context)
     found = matching_keyspace(context.cluster.pd, source.keyspace_id, names, "--to-keyspace", context.reporter)
     return KeyCodec(source.api_version, found, source.mode)
 
@@ -518,6 +532,12 @@ class RestoreSummary:
     """Number of downloads by stores: at least one per replica, more if the file is in several regions."""
     restamp_ts: int
     """New timestamp of all rows, or of those that newer deletes had hidden; 0 = rows kept their own, or were put."""
+    keyspaces: tuple[int, ...]
+    """Ids in the backup of what was restored; empty before API V2."""
+    keyspace_names: tuple[str, ...]
+    target_keyspaces: tuple[int, ...]
+    """Ids of the keyspaces restored into, in the order of `keyspaces` if that is not empty."""
+    target_keyspace_names: tuple[str, ...]
     storage: str
     cluster_id: int
     dry_run: bool
@@ -549,7 +569,10 @@ def restore(
     rows, size = sums.total_kvs, sums.total_bytes
     if context.found is not None:
         rows, size = context.found.total_kvs, context.found.total_bytes
-    manifest = context.backup.manifest
+    manifest, recorded = context.backup.manifest, _recorded_names(context)
+    pairs = sorted((source.keyspace_id, target.keyspace_id) for target, source in context.keyspaces.items())
+    sources = [source for source, _ in pairs] if context.backup.api_version is ApiVersion.V2 else []
+    targets = [target for _, target in pairs] if context.info.api_version is ApiVersion.V2 else []
     source = manifest.description.api_version if manifest else context.backup.api_version
     return RestoreSummary(
         total_kvs=rows,
@@ -572,6 +595,10 @@ def restore(
         uploaded_files=context.done.uploaded,
         downloads=context.done.downloads,
         restamp_ts=context.restamp_ts,
+        keyspaces=tuple(sources),
+        keyspace_names=tuple(recorded.get(each, "") for each in sources),
+        target_keyspaces=tuple(targets),
+        target_keyspace_names=tuple(context.names.get(each, "") for each in targets),
         storage=context.backup.store.location.redacted(),
         cluster_id=context.info.cluster_id,
         dry_run=options.dry_run,

@@ -403,13 +403,14 @@ def _split(url: str) -> SplitResult:
 
 
 def _local_url(parts: SplitResult) -> StorageLocation:
-    if parts.netloc not in {"", "localhost"}:
+    home = "~" if parts.netloc == "~" else ""  # no shell expands it behind the scheme
+    if parts.netloc not in {"", "localhost", home}:
         raise UsageError(
             f"{parts.scheme}:// requires an absolute path", hint=f"Write {parts.scheme}:///path, with three slashes."
         )
     if parts.query:
         raise UsageError(f"{parts.scheme}:// does not accept parameters", hint="Write a '?' in a path as %3F.")
-    return _local(decoded(parts.path))
+    return _local(expand_home(home + decoded(parts.path)))
 
 
 def _local(path: str) -> StorageLocation:

@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 KEY_FILE = "--crypter.key-file"
-"""The only option of storage that backups and restores show at once."""
+"""The only option of storage that is shown at once."""
 
 
 def output(capsys: Capture, *words: str) -> str:
@@ -73,16 +73,21 @@ def test_help_shows_the_options_that_matter_and_help_all_shows_all(path: Command
     [
         ("backup raw", "--heartbeat-url --on-failure --keyspace --prefix --checksum --crypter.key-file"),
         ("prune", "--heartbeat-url --on-failure"),
-        ("verify", "--heartbeat-url --on-failure --prefix"),
+        ("verify", "--heartbeat-url --on-failure --prefix --to-keyspace --crypter.key-file"),
         ("drill run", "--heartbeat-url --on-failure"),
         ("gc run", "--on-failure"),
         ("log compact", "--heartbeat-url --on-failure --log-id"),
         ("restore raw", "--log-id --to-keyspace --prefix --checksum --crypter.key-file"),
-        ("restore point", "--log-id"),
+        ("restore point", "--log-id --to-keyspace --prefix --checksum --crypter.key-file"),
+        ("restore txn", "--to-keyspace --prefix --checksum --crypter.key-file"),
         ("backup merge", "--log-id"),
         ("load raw", "--csv-encoding --bad-rows"),
-        ("export raw", "--prefix"),
-        ("diff", "--prefix"),
+        ("export raw", "--prefix --crypter.key-file"),
+        ("diff", "--prefix --crypter.key-file"),
+        *(
+            (path, "--crypter.key-file")
+            for path in ("list", "show", "cat", "prune", "log start", "log changes", "sync", "serve")
+        ),
     ],
 )
 def test_short_help_has_what_operators_look_for(capsys: Capture, path: str, wanted: str) -> None:

@@ -254,6 +254,8 @@ def test_home_directory_in_paths(tmp_path: Path, capsys: Capture, monkeypatch: p
     (tmp_path / "config.toml").write_text("")
     assert run(["list", "--config=~/config.toml"]) == 31
     assert f"local://{tmp_path}/backups" in capsys.readouterr().err
+    assert run(["list", "local://~/others"]) == 31
+    assert f"local://{tmp_path}/others" in capsys.readouterr().err
     for name, keys in {"gcs.credentials-file": "", "s3.ca": "&region=r&access-key=a&secret-access-key=b"}.items():
         url = f"{name.partition('.')[0]}://bucket/p?endpoint=https://127.0.0.1:9{keys}"
         assert run(["list", f"--storage={url}", f"--{name}=~/missing"]) != 0
