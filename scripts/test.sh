@@ -101,17 +101,6 @@ retry_failed() {
     .venv/bin/python scripts/check_quarantine.py --unsteady "$names"
 }
 
-# Tests make and remove thousands of folders: in memory, if there is enough of it, that takes a third of the processor time. They go at the
-# end, also those of failed tests: with TMPDIR=/tmp these stay.
-in_memory=
-use_memory() {
-    local free available
-    [ -z "${TMPDIR:-}" ] && free=$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1) || return 0
-    available=$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo 2>/dev/null) || return 0
-    ((${free:-0} > 10 << 20 && ${available:-0} > 14 << 20)) || return 0
-    in_memory=$(mktemp -d /dev/shm/tikv-br-XXXXXX) && export TMPDIR=$in_memory
-}
-
 # The selections of tests: an expression of markers for each.
 core='(unit or golden or core) and not slow'
 selection=
@@ -165,7 +154,7 @@ esac
 install_packages
 scratch=$(mktemp -d)
 checking=
-trap 'rm -rf "$scratch" ${in_memory:+"$in_memory"}; [ -z "$checking" ] || kill "$checking" 2>/dev/null || true' EXIT
+trap 'rm -rf "$scratch"; [ -z "$checking" ] || kill "$checking" 2>/dev/null || true' EXIT
 build_programs 2>"$scratch/build.log" & # beside setup, which mostly waits for the network
 building=$!
 scripts/setup.sh dev
@@ -183,8 +172,7 @@ core | all)
     ;;
 esac
 
-use_memory
-say "pytest ${arguments[*]:-(all tests)}${in_memory:+, temporary files in memory}"
+say "pytest ${arguments[*]:-(all tests)}"
 status=0
 if [ "$selection" = real ]; then # one after the other: real servers use both cores
     .venv/bin/python -m pytest --cache-clear -p no:randomly --durations 25 "${arguments[@]}" </dev/null || status=$?
