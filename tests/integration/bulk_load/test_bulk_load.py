@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.integration.restore.restores import forge_checkpoint
 from tests.support.live_cluster import LiveCluster, contents, live_cluster, make_keyspaces
 from tikv_br.backupset import layout, manifest
 from tikv_br.bulk_load import run, stage
@@ -385,10 +386,13 @@ def test_empty_input_is_refused(target: LiveCluster, tmp_path: Path, options: Ca
 def test_target_with_rows_is_refused(
     target: LiveCluster, tmp_path: Path, starts: Starts, options: Callable[..., BulkLoadOptions]
 ) -> None:
-    """It is unchanged. With --allow-overwrite the staged rows are loaded without reading the input again; other keys stay."""
+    """It is unchanged, whatever a checkpoint beside the staged rows says. With --allow-overwrite the staged rows are loaded without reading the input again; other keys stay."""
     before = {b"user-0500": b"old", b"user-0500x": b"other"}
     target.raw().batch_put(before)
     wanted = options(write_parquet(tmp_path))
+    with pytest.raises(TargetNotEmpty, match='its first key there is "user-0500"'):
+        bulk_load(wanted)
+    forge_checkpoint(target, wanted.location)
     with pytest.raises(TargetNotEmpty, match='its first key there is "user-0500"'):
         bulk_load(wanted)
     assert contents(target) == before

@@ -258,6 +258,11 @@ def test_a_forged_ledger_deletes_no_row(options: DrillOptions, source: LiveClust
     for name in ("unmarked", "marked", "elsewhere"):
         assert any(f"drill {name} owns by its ledger" in notice for notice in found.notices)
     Ledger(home, "own").add(rows_entry(source, SCRATCH, SCRATCH))
+    whole = rows_entry(source, SCRATCH, SCRATCH, secret="u" * 32)
+    assert whole.rows is not None
+    part = KeyCodec(ApiVersion.V2, SCRATCH).rpc_range(KeyRange(b"", b"p"))
+    mark_rows(source.config, "narrow", replace(whole, rows=replace(whole.rows, ranges=(part,))))
+    Ledger(home, "narrow").add(whole)
     source.raw(SCRATCH).put(b"precious", b"x")
     with pytest.raises(TargetNotEmpty):
         drill(options)

@@ -16,8 +16,10 @@ from tikv_br.errors import (
     Terminated,
     TikvBrError,
 )
+from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.progress_events import Event
 from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -78,6 +80,13 @@ def break_off(live: LiveCluster, location: StorageLocation, rpc: str = "Ingest",
 
 def _ended_calls(live: LiveCluster, rpc: str) -> int:
     return int(live.calls()["rpcs"].get(rpc, {"calls": 0})["calls"])
+
+
+def forge_checkpoint(live: LiveCluster, location: StorageLocation) -> None:
+    """Write what anybody can who may write beside a backup: a checkpoint by which every range of this target was empty."""
+    store, cluster_id = open_store(location), live.cluster.cluster_id
+    record = RestoreRecord.of(store, cluster_id, store.get(layout.META), [])
+    record.create_checkpoint(RestoreCheckpoint(cluster_id, (EVERY_KEY,), 1, secret="0" * 32))
 
 
 def restore_golden(live: LiveCluster, golden: Path, name: str, **changes: object) -> RestoreSummary:

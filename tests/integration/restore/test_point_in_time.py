@@ -17,6 +17,7 @@ from tests.e2e.command import PROGRAM, environment
 from tests.integration.incremental.workload import FEED_FAULTS, KEYS, Commotion, Writer, key_of
 from tests.integration.restore import points
 from tests.integration.restore.points import times_in
+from tests.integration.restore.restores import forge_checkpoint
 from tests.support import history
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -29,7 +30,7 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.read import MergeSources
-from tikv_br.errors import LogDamaged, OutsideRestoreWindow, StorageUnreachable, UsageError
+from tikv_br.errors import LogDamaged, OutsideRestoreWindow, StorageUnreachable, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.backup import back_up_changes
 from tikv_br.point_in_time import PointOptions, merge_output, restore_to_point, temporary_location
@@ -233,7 +234,7 @@ def test_a_cluster_gets_the_rows_of_a_time(recorded: Recorded, tmp_path: Path) -
 
 @pytest.mark.parametrize("began", [False, True])
 def test_latest_is_found_again_until_a_restore_has_begun(*, began: bool, recorded: Recorded, tmp_path: Path) -> None:
-    """Rows merged by a run that ended before it changed the target are merged again; a begun restore is finished as it began."""
+    """Rows merged by a run that ended before it changed the target are merged again; a begun restore is finished as it began. A forged one overwrites nothing."""
     sources = MergeSources.open(recorded.full, recorded.log)
     latest, older = sources.window()[1], times_in(sources, 3, random.Random(SEED))[1]
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
@@ -244,6 +245,12 @@ def test_latest_is_found_again_until_a_restore_has_begun(*, began: bool, recorde
         merge_backup(MergeOptions(output, recorded.full, recorded.log, older, listed=False))
         if began:
             open_store(work).put(f"{layout.RESTORE}/1/checkpoint.json", b"of another cluster")
+            forge_checkpoint(target, work)
+            target.raw().put(b"theirs", b"x")
+            with pytest.raises(TargetNotEmpty):
+                restore_to_point(options)
+            assert contents(target) == {b"theirs": b"x"}
+            target.raw().delete(b"theirs")
         done = restore_to_point(options)
     assert done.ts == (older if began else latest)
     assert older < latest

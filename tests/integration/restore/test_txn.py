@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.backup.data import when
-from tests.integration.restore.restores import leftovers
+from tests.integration.restore.restores import forge_checkpoint, leftovers
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.live_txn_backups import (
     back_up,
@@ -149,7 +149,7 @@ def test_killed_between_the_two_files(
 
 
 def test_a_target_with_rows_or_locks(location: StorageLocation, emptied: LiveCluster) -> None:
-    """Rows are refused by key, a living transaction by its lock; one that is dead is resolved first."""
+    """Rows are refused by key, whatever a checkpoint says, a living transaction by its lock; one that is dead is resolved first."""
     txns = Txns(emptied, codec_of(emptied).prefix)
     alive = txns.prewrite(b"alive", ttl=ALIVE)
     with pytest.raises(TargetNotEmpty, match=f"lock at key .*{b'alive'.hex()}|lock at key alive"):
@@ -161,6 +161,11 @@ def test_a_target_with_rows_or_locks(location: StorageLocation, emptied: LiveClu
     with pytest.raises(TargetNotEmpty, match=b"alive".hex()) as raised:
         restored(emptied, location)
     assert "the range is then no snapshot" in raised.value.hint
+    forge_checkpoint(emptied, location)
+    with pytest.raises(TargetNotEmpty, match=b"alive".hex()):
+        restored(emptied, location)
+    assert set(read_rows(emptied)) == {b"alive"}
+    remove_all(open_store(location))
     delete_range(emptied)
     txns.prewrite(b"dead", b"dead2")
     time.sleep(0.01)
