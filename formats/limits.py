@@ -6,6 +6,7 @@ deleted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,19 @@ class RowLimits:
     """Bytes of a user key."""
     row: int = (8 << 20) - ENTRY_OVERHEAD
     """Bytes of key and value, and the growth of the key: an eighth."""
+
+    def less(self, size: int) -> RowLimits:
+        """The limits of rows whose keys will have so many bytes more, or less if it is negative."""
+        return RowLimits(self.key - size, self.row - size - size // GROUP)
+
+    def keys_beyond(self, rows: pa.RecordBatch) -> Iterator[bytes]:
+        """The keys of rows that stores would refuse to put."""
+        import pyarrow.compute as pc
+
+        keys = rows["key"]
+        beyond = pc.or_(self.long_keys(keys), self.large_rows(keys, rows["value"]))
+        if pc.any(beyond).as_py():
+            yield from (key.as_py() for key in keys.filter(beyond))
 
     def long_keys(self, keys: pa.LargeBinaryArray | pa.ChunkedArray) -> pa.BooleanArray | pa.ChunkedArray:
         """Which keys are too long; null for a null."""

@@ -22,6 +22,8 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.read import MergeSources
 from tikv_br.dataflow.run import KEPT, BackupReport, abort_backup, open_temporary, remove_temporary
 from tikv_br.errors import BackupSetError, LeaseLost, ResumeRefused, StorageError, TikvBrError
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.plan import RestorePlan
@@ -113,6 +115,7 @@ def restore_to_point(
     work = temporary_location(options, sources)
     store = open_store(work)
     report: BackupReport | None = None
+    limits: list[tuple[KeyRange, RowLimits]] = []
     merged = exists(store, layout.META) and not exists(store, layout.RUN)
     if merged and not options.ts and not wanted.dry_run and not _has_begun(wanted, store):
         remove_temporary(store)  # of a run that ended before it changed the target; the log may have grown since
@@ -124,7 +127,7 @@ def restore_to_point(
         # Without the record of a run, files are what an interrupted `remove_temporary` left: their rows are restored.
         removing = not exists(store, layout.RUN) and any(store.list())
         base = replace(wanted, storage=sources.base.store.location, via=Via.AUTO)
-        check_target_alone(replace(base, allow_overwrite=wanted.allow_overwrite or removing))
+        limits = check_target_alone(replace(base, allow_overwrite=wanted.allow_overwrite or removing))
         if removing and not wanted.dry_run:
             abort_backup(work, None, wanted.lock_wait)
     if wanted.dry_run:
@@ -132,7 +135,7 @@ def restore_to_point(
         return PointSummary(ts, uncertainty, window, sources.urls, report, None)
     with _removed_if_refused(wanted, store):
         if not merged:
-            report = merge_backup(_merge_options(options, work), reporter)
+            report = merge_backup(replace(_merge_options(options, work), limits=tuple(limits)), reporter)
         backup = BackupSet.open(store)
         restored = restore(replace(wanted, storage=work), reporter, on_plan)
     remove_temporary(store)

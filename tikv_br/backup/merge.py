@@ -12,6 +12,7 @@ from functools import partial
 
 from tikv_br.archive.log import LogSource
 from tikv_br.backupset.files import FileEntry
+from tikv_br.cluster.cluster import refuse_beyond
 from tikv_br.cluster.timestamps import physical_ms, show_ts
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.dataflow import steps
@@ -24,7 +25,8 @@ from tikv_br.dataflow.steps import check_input, commit, run_backup_tasks, verify
 from tikv_br.dataflow.write import TaskResult, try_task, write_interval
 from tikv_br.errors import LogDamaged, ResumeRefused, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange, gaps
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
+from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.steps import FunctionStep, Step
@@ -45,6 +47,8 @@ class MergeOptions:
     """The rows of this timestamp are written; 0 = the last one possible."""
     allow_inexact: bool = field(default=False, metadata=compared_as("backup_ts"))
     """Accept an older value of keys of which the log lacks versions."""
+    limits: tuple[tuple[KeyRange, RowLimits], ...] = field(default=(), metadata=MAY_CHANGE)
+    """Ranges of RPC keys that will be restored, and the largest rows that clients of the target could replace."""
     listed: bool = field(default=True, metadata=MAY_CHANGE)
     """Show the result in `tikv-br list`."""
 
@@ -161,7 +165,7 @@ def merge(context: MergeContext) -> None:
         log_files=context.log_files,
         after_ts=sources.newest.backup_ts,
     )
-    job = MergeJob(context.first_run, context.options, rows)
+    job = MergeJob(context.first_run, context.options, rows, context.merge.limits)
     run_backup_tasks(context, context.plan, partial(run_merge_task, job))
 
 
@@ -172,14 +176,19 @@ class MergeJob:
     run: str
     options: BackupOptions
     rows: StoredRows
+    limits: tuple[tuple[KeyRange, RowLimits], ...] = ()
+    """Value of `MergeOptions.limits`."""
 
 
 def run_merge_task(job: MergeJob, interval: KeyRange, context: TaskContext) -> TaskResult:
     """Merge one interval, with retries. Raises the `TikvBrError` of the last attempt."""
     converter = Conversion(ApiVersion.V2, ApiVersion.V2).of(interval)
+    limits_here = [each for each in job.limits if not intersection(each[0], interval).is_empty]
 
     def rows() -> Iterator[ConvertedRows]:
         for batch in job.rows.batches(interval, converter.source):
+            for span, limits in limits_here:
+                refuse_beyond(limits, batch, converter.source, span)
             converted = converter.convert(batch)
             yield converted
             context.report(data_bytes=converted.source.total_bytes, keys=converted.source.total_kvs)

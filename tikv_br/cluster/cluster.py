@@ -28,16 +28,19 @@ from tikv_br.cluster.router import Router
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.cluster.topology import ClusterInfo, Store, StoreConfig, StoreState, read_config
 from tikv_br.cluster.versions import Capability
-from tikv_br.errors import ClusterUnreachable, RequestRefused
+from tikv_br.errors import ClusterUnfit, ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
+from tikv_br.formats.keys.text import show_both
 from tikv_br.formats.limits import ENTRY_OVERHEAD, RowLimits
 from tikv_br.progress_events import Event, Notice, Reporter, silent
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from tikv_br.cluster.etcd import Etcd
     from tikv_br.cluster.ingests import Ingests
 
@@ -287,6 +290,18 @@ class ClusterPool:
 THREADS = 16
 WINDOW = 2 * THREADS
 """Regions that are asked, or wait to be, behind the first one without an answer: at most this many requests are wasted."""
+
+
+def refuse_beyond(limits: RowLimits, rows: pa.RecordBatch, codec: KeyCodec, span: KeyRange = EVERY_KEY) -> None:
+    """Refuse rows within a range of RPC keys that stores ingest, but that no client could overwrite or delete. Raises `ClusterUnfit`."""
+    for key in limits.keys_beyond(rows):
+        at = codec.rpc_key(key)
+        if span.contains(KeyRange(at, at + b"\0")):
+            raise ClusterUnfit(
+                f"stores take no row from clients that is as large as the one at key {show_both(key)}, whose key has {len(key):,} "
+                "bytes: no client could overwrite or delete it",
+                hint="Raise storage.max-key-size or raftstore.raft-entry-max-size of the target's stores, then run the same command again.",
+            )
 
 
 def first_rpc_key(cluster: Cluster, keyspace_id: int, span: KeyRange) -> bytes | None:

@@ -24,7 +24,7 @@ from tikv_br import cancellation
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cancellation import Cancellation, TaskCancelled, inherit
-from tikv_br.cluster.cluster import Cluster, ClusterPool
+from tikv_br.cluster.cluster import Cluster, ClusterPool, refuse_beyond
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2, errorpb_pb2, import_sstpb_pb2, metapb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
@@ -45,6 +45,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.rewrite import Rewrite, encoded_prefix
+from tikv_br.formats.limits import RowLimits
 from tikv_br.restore.options import Via
 from tikv_br.restore.plan import IngestResult
 from tikv_br.restore.record import RestoreRecord
@@ -87,6 +88,8 @@ class IngestJob:
     """Names of files with GC fences, whose rows are uploaded without them."""
     record: RestoreRecord | None = None
     """Record of restored parts."""
+    limits: RowLimits | None = None
+    """Limits of rows that are read here; None = they are not checked."""
 
     def __repr__(self) -> str:
         return f"IngestJob({self.api_version.label})"
@@ -357,12 +360,14 @@ class Upload:
     def _all_rows(self) -> Iterator[pa.RecordBatch]:
         """The newest row of each key of the part, under the name and with the timestamp that it gets."""
         rows, span = self._part.rows(self._job.store, self._job.api_version, self._job.codec)
-        return map(self._stamped, rows.pages(span))
+        return map(self._prepare, rows.pages(span))
 
-    def _stamped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _prepare(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         import numpy as np
         import pyarrow as pa
 
+        if self._job.limits is not None:
+            refuse_beyond(self._job.limits, rows, self._codec)
         if not self._job.new_timestamp:
             return rows
         stamps = pa.array(np.full(rows.num_rows, self._job.new_timestamp, np.uint64))

@@ -6,7 +6,8 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from tikv_br import cancellation
 from tikv_br.backupset.backup_set import BackupSet
@@ -15,9 +16,12 @@ from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.rows import count_fences, file_errors, kind_of, open_file, read_rows, value_check
 from tikv_br.cancellation import Cancellation, inherit
 from tikv_br.errors import BackupDamaged
-from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec, KeyMode
+from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
 from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.table import EndKeys, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MAX_TS = "tikv.max_ts"
 PIECE_BYTES = 4 << 20
@@ -47,10 +51,10 @@ class FileFacts:
     """Stored rows."""
     fences: int = 0
     """Rows of transactions that readers of another cluster take for deleted."""
-    largest_key: int = 0
-    """Bytes of the longest RPC key; 0 = the rows were not read, as is `largest_row`."""
-    largest_row: int = 0
-    """Bytes of the largest row, as `RowLimits.row` counts."""
+
+
+RowCheck: TypeAlias = "Callable[[FileEntry, pa.RecordBatch], None]"
+"""Checks raw rows of a file, with user keys."""
 
 
 def inspect_files(
@@ -59,15 +63,20 @@ def inspect_files(
     check: FileCheck,
     threads: int,
     on_done: Callable[[FileEntry], None] = lambda _file: None,
+    check_rows: RowCheck | None = None,
 ) -> dict[str, FileFacts]:
     """Inspect ``files`` in parallel; returns facts by name. Raises `BackupDamaged` for the first damaged file.
 
-    If there are fewer files than ``threads``, `FileFacts.cuts` divides each file to use them all.
+    If there are fewer files than ``threads``, `FileFacts.cuts` divides each file to use them all. With ``check_rows`` all rows are read.
     """
 
     def inspect(file: FileEntry) -> FileFacts:
         cancellation.check()
         facts = inspect_file(backup, file, check, max(threads // len(files), 1))
+        if check_rows is not None:
+            for rows in read_rows(backup.store, file, codec_of(backup.api_version, file.key_range)):
+                cancellation.check()
+                check_rows(file, rows)
         on_done(file)
         return facts
 
@@ -81,13 +90,20 @@ def inspect_files(
 class BackgroundInspection:
     """`inspect_files` on threads of its own, from now on until `stop`."""
 
-    def __init__(self, backup: BackupSet, files: Sequence[FileEntry], check: FileCheck, threads: int) -> None:
+    def __init__(
+        self,
+        backup: BackupSet,
+        files: Sequence[FileEntry],
+        check: FileCheck,
+        threads: int,
+        check_rows: RowCheck | None = None,
+    ) -> None:
         self._cancellation = Cancellation()
         self._began = time.monotonic()
         self._ended: float | None = None
         pool = ThreadPoolExecutor(1, thread_name_prefix="inspect-all")
         with self._cancellation.active():
-            self._facts = pool.submit(inherit(inspect_files), backup, files, check, threads)
+            self._facts = pool.submit(inherit(inspect_files), backup, files, check, threads, check_rows=check_rows)
         self._facts.add_done_callback(lambda _facts: self._end())
         pool.shutdown(wait=False)
 
@@ -126,26 +142,7 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: i
         inspected = inspect(backup, file, min(pieces, file.total_bytes // PIECE_BYTES))
     if file.cf == "default" and inspected.rows != file.total_kvs:
         raise rows_differ(file, inspected.rows, file.total_kvs)
-    if check is FileCheck.CONTENT and backup.key_mode is KeyMode.RAW:
-        largest_key, largest_row = _largest(backup, file)
-        return replace(inspected, largest_key=largest_key, largest_row=largest_row)
     return inspected
-
-
-def _largest(backup: BackupSet, file: FileEntry) -> tuple[int, int]:
-    """The bytes of the longest RPC key of a file, and of its largest row."""
-    import numpy as np
-
-    from tikv_br.formats import columns
-
-    codec = codec_of(backup.api_version, file.key_range)
-    longest = largest = 0
-    for rows in read_rows(backup.store, file, codec):
-        cancellation.check()
-        keys, values = (np.diff(columns.view(rows[name])[0]).astype(np.int64) for name in ("key", "value"))
-        longest = max(longest, int(keys.max()) + len(codec.prefix))
-        largest = max(largest, int((keys + keys // GROUP + values).max()))
-    return longest, largest
 
 
 def rows_differ(file: FileEntry, rows: int, recorded: int) -> BackupDamaged:

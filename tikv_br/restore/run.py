@@ -48,9 +48,10 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode
-from tikv_br.formats.keys.ranges import EVERY_KEY, intersection
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, intersection
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite
 from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext
@@ -86,6 +87,7 @@ from tikv_br.restore.target import (
     check_timestamps,
     comparison_of,
     finish_announcement,
+    limits_of_ranges,
     look_for_rows,
     notice_followers,
     report_followers,
@@ -608,8 +610,8 @@ def restore(
     )
 
 
-def check_target_alone(options: RestoreOptions) -> None:
-    """Raise what a restore of this backup would raise about its target, without a look at files or earlier restores."""
+def check_target_alone(options: RestoreOptions) -> list[tuple[KeyRange, RowLimits]]:
+    """Raise what a restore of this backup would raise about its target, without a look at files or earlier restores; returns `limits_of_ranges`."""
     context = RestoreContext(replace(options, checksum=False), silent)
     with context.clusters, contextlib.closing(context):
         for check in (connect, read_backup, check_fit, plan, check_target):
@@ -617,6 +619,7 @@ def check_target_alone(options: RestoreOptions) -> None:
         context.todo = context.parts
         if options.mode is Mode.INGEST:
             check_followers(context)
+        return limits_of_ranges(context)
 
 
 @dataclass(frozen=True, slots=True)

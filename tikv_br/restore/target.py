@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from tikv_br import run_id
 from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
+from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import has_rows
-from tikv_br.cluster.cluster import Cluster, first_rpc_key
+from tikv_br.cluster.cluster import Cluster, first_rpc_key, refuse_beyond
 from tikv_br.cluster.ingest_announcer import Announcer, foreign_followers, own_followers, unfinished
 from tikv_br.cluster.timestamps import seconds_between, show_ts
 from tikv_br.cluster.txnkv import find_transactions, first_txn_key
@@ -29,16 +31,19 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode
-from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, subtract
+from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, intersection, subtract
 from tikv_br.formats.keys.text import show_both
+from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Notice
-from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext
-from tikv_br.restore.inspect import BackgroundInspection
+from tikv_br.restore.inspect import BackgroundInspection, FileCheck, RowCheck
 from tikv_br.restore.options import Restamp
 from tikv_br.restore.resume import (
     may_hold_rows,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def comparison_of(context: RestoreContext) -> Comparison:
@@ -110,7 +115,9 @@ def check_target_beside_files(context: RestoreContext) -> None:
     """Check the target while the files are inspected in the background: neither needs the other."""
     options = context.options
     files = list({file.name: file for part in context.todo for file in part.files}.values())
-    context.inspection = BackgroundInspection(context.backup, files, options.file_check, options.concurrency)
+    context.inspection = BackgroundInspection(
+        context.backup, files, options.file_check, options.concurrency, _row_check(context)
+    )
     check_target(context)
     context.overlap_seconds["check every file"] = context.inspection.seconds_until(time.monotonic())
 
@@ -146,28 +153,28 @@ def check_files(context: RestoreContext) -> None:
         return
     took_longer = not context.inspection.is_done
     context.facts = context.inspection.result()
-    report_large_rows(context)
     if took_longer:
         check_target(context)
 
 
-def report_large_rows(context: RestoreContext) -> None:
-    """Report files with rows that the target's stores ingest, but would refuse to overwrite or delete. Whoever moves data needs these, too."""
-    limits, found = context.cluster.row_limits(KeyCodec(context.codec.api_version)), []
-    for part in context.todo:
-        facts, grown = context.facts[part.file.name], len(part.rewrite.new) - len(part.rewrite.old)
-        longest = facts.largest_key + grown if facts.largest_key else 0
-        if longest > limits.key + len(KeyCodec(context.codec.api_version).prefix) or facts.largest_row > limits.row:
-            found.append((part.file.name, longest, facts.largest_row))
-    if found:
-        name, longest, largest = max(found, key=lambda each: each[1:])
-        context.reporter(
-            Notice(
-                f"{counted(len(found), 'file')} {'has' if len(found) == 1 else 'have'} rows that no client will be able to overwrite or "
-                f"delete: {name} has keys of up to {longest:,} bytes and rows of up to {largest:,}. Raise storage.max-key-size and "
-                "raftstore.raft-entry-max-size of the target's stores"
-            )
-        )
+def _row_check(context: RestoreContext) -> RowCheck | None:
+    """If all files are read, what refuses wanted rows that the target's stores ingest, but would refuse to overwrite or delete."""
+    if context.options.file_check is not FileCheck.CONTENT or context.codec.mode is not KeyMode.RAW:
+        return None
+    limits = limits_of_ranges(context)
+
+    def check(file: FileEntry, rows: pa.RecordBatch) -> None:
+        for span, limit in limits:
+            if not intersection(span, file.key_range).is_empty:
+                refuse_beyond(limit, rows, codec_of(context.backup.api_version, span), span)
+
+    return check
+
+
+def limits_of_ranges(context: RestoreContext) -> list[tuple[KeyRange, RowLimits]]:
+    """The wanted ranges of the backup, in RPC keys, and the limits that the target's stores have for their rows: keys may grow."""
+    limits = context.cluster.row_limits(KeyCodec(context.codec.api_version))
+    return [(each.span, limits.less(len(each.rewrite.new) - len(each.rewrite.old))) for each in context.wanted]
 
 
 def look_for_rows(context: RestoreContext) -> None:

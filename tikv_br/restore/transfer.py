@@ -14,7 +14,7 @@ from itertools import chain
 
 from tikv_br import run_id
 from tikv_br.cancellation import run_on_threads
-from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.cluster import ClusterPool, refuse_beyond
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.import_mode import DownloadLimit
 from tikv_br.cluster.rate_limit import RateLimit
@@ -30,7 +30,9 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext
@@ -56,6 +58,7 @@ class PutJob:
     cluster: ClusterConfig
     api_version: ApiVersion
     store: ObjectStore
+    limits: RowLimits
     record: RestoreRecord | None = None
     """Record of finished parts."""
 
@@ -71,6 +74,7 @@ def put_part(job: PutJob, part: FilePart, context: TaskContext) -> IngestResult:
     writer = context.shared(ClusterPool).get(job.cluster).raw(rows.target.keyspace_id).column_writer()
     put = expired = 0
     for chunk in chain.from_iterable(columns.slices(page, CHUNK_ROWS) for page in rows.pages(span)):
+        refuse_beyond(job.limits, chunk, rows.target)
         chunk_expired = int(writer.put_rows(chunk).sum())
         put += chunk.num_rows - chunk_expired
         expired += chunk_expired
@@ -124,6 +128,7 @@ def ingest(context: RestoreContext) -> None:
         new_timestamp=context.restamp_ts,
         fenced=frozenset(name for name, facts in context.facts.items() if facts.fences),
         record=context.record,
+        limits=context.cluster.row_limits(context.codec) if context.codec.mode is KeyMode.RAW else None,
     )
     _run(context, partial(ingest_part, job))
 
@@ -138,7 +143,8 @@ def _backend(context: RestoreContext) -> bytes:
 
 def put(context: RestoreContext) -> None:
     """Read every part and put its rows."""
-    job = PutJob(context.options.cluster, context.backup.api_version, context.backup.store, context.record)
+    backup, limits = context.backup, context.cluster.row_limits(context.codec)
+    job = PutJob(context.options.cluster, backup.api_version, backup.store, limits, context.record)
     _run(context, partial(put_part, job))
 
 

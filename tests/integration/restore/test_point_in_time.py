@@ -28,10 +28,19 @@ from tikv_br.archive.records import Segment
 from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.read import MergeSources
-from tikv_br.errors import LogDamaged, OutsideRestoreWindow, StorageUnreachable, TargetNotEmpty, UsageError
+from tikv_br.errors import (
+    ClusterUnfit,
+    LogDamaged,
+    OutsideRestoreWindow,
+    StorageUnreachable,
+    TargetNotEmpty,
+    UsageError,
+)
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.limits import RowLimits
 from tikv_br.incremental.backup import back_up_changes
 from tikv_br.point_in_time import PointOptions, merge_output, restore_to_point, temporary_location
 from tikv_br.restore.options import RestoreOptions
@@ -217,12 +226,19 @@ def test_a_compacted_log_gives_the_same_rows(
         recorded.check(tmp_path, recorded.full, log, ts)
 
 
-def test_a_cluster_gets_the_rows_of_a_time(recorded: Recorded, tmp_path: Path) -> None:
-    """Without a trace of the temporary backup; rows that had expired at that time are gone, others still expire."""
+def test_a_cluster_gets_the_rows_of_a_time(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a trace of the temporary backup; rows that had expired at that time are gone, others still expire. Rows that no client could replace are refused."""
     ts = times_in(MergeSources.open(recorded.full, recorded.log), 3, random.Random(SEED))[1]
     with live_cluster(tmp_path / "target", ApiVersion.V2) as target:
         work = parse(f"local://{tmp_path / 'work'}")
-        done = restore_to_point(PointOptions(RestoreOptions(target.config, recorded.full), recorded.log, ts, work=work))
+        options = PointOptions(RestoreOptions(target.config, recorded.full), recorded.log, ts, work=work)
+        with monkeypatch.context() as patched:
+            patched.setattr(Cluster, "row_limits", lambda *_: RowLimits(key=1))
+            with pytest.raises(ClusterUnfit, match="no client could overwrite or delete it"):
+                restore_to_point(options)
+        assert contents(target) == {}
+        assert not list(open_store(work).list())
+        done = restore_to_point(options)
         now = target.cluster.pd.tso()
         expired_since = history.rows_at(recorded.history, ts).keys() - contents(target).keys()
         found = history.read(tmp_path / "target", tmp_path / "scratch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tests.integration.restore.restores import break_off, restore_golden
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.errors import ChecksumMismatch, NothingMatched, TargetNotEmpty, UsageError
+from tikv_br.errors import ChecksumMismatch, ClusterUnfit, NothingMatched, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
@@ -196,23 +197,25 @@ def test_prefixes_of_any_length_are_rewritten_by_v1_stores(golden: Path, tmp_pat
 
 
 def test_keys_that_become_too_long(tmp_path: Path) -> None:
-    """They are restored, and reported where the files are read: stores refuse puts and deletes of keys of more than 8,192 bytes."""
-    place = parse(f"local://{tmp_path / 'backup'}")
+    """Stores ingest keys of more than 8,192 bytes, and refuse puts and deletes of them: no way by which the rows are read here restores one."""
+    place, old, short = parse(f"local://{tmp_path / 'backup'}"), b"k" * 8000, b"kz"
+    ways: list[dict[str, Any]] = [{"file_check": FileCheck.CONTENT}, {"via": Via.UPLOAD}, {"mode": Mode.PUT}]
     with live_cluster(tmp_path / "v1", ApiVersion.V1, stores=1) as v1:
-        v1.raw().put(b"k" * 8000, b"value")
+        v1.raw().batch_put({old: b"value", short: b"value"})
         backup(BackupOptions(v1.config, place, executor="driver"))
-        for size, reported in ((193, False), (194, True)):
-            said: list[str] = []
-            restore(
-                RestoreOptions(v1.config, place, rewrite_prefix=(b"k", b"l" * size), file_check=FileCheck.CONTENT),
-                lambda event, said=said: said.append(str(event)),  # type: ignore[misc]
-            )
-            assert v1.raw().get(b"l" * size + b"k" * 7999) == b"value"
-            assert any("no client will be able to overwrite" in each for each in said) is reported
-            if not reported:
-                v1.raw().delete(b"l" * size + b"k" * 7999)
-        with pytest.raises(UsageError, match="max key size exceeded"):
-            v1.raw().delete(b"l" * 194 + b"k" * 7999)
+        for size, way in itertools.product((193, 194), ways):
+            new = b"l" * size + old[1:]
+            wanted = RestoreOptions(v1.config, place, rewrite_prefix=(b"k", b"l" * size), resume=False, **way)
+            if size == 193:
+                assert restore(wanted).verified
+                v1.raw().batch_delete([new, b"l" * size + short[1:]])
+                continue
+            with pytest.raises(ClusterUnfit, match="no client could overwrite or delete it") as raised:
+                restore(wanted)
+            assert (b"k" * 8).hex() in raised.value.message or (b"l" * 8).hex() in raised.value.message
+            assert v1.raw().get(new) is None
+        wanted = RestoreOptions(v1.config, place, rewrite_prefix=(short, b"m" * 194), file_check=FileCheck.CONTENT)
+        assert restore(wanted).verified  # the other row of the file is not wanted
 
 
 def test_one_keyspace_of_several(live: LiveCluster, tmp_path: Path) -> None:
