@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 
 _SECRETS = re.compile(
     r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|password|authorization"
@@ -14,8 +15,9 @@ _SECRETS = re.compile(
     r"|(?<![\w.-])--token(?![\w.-])|(?<![\w.-])token(?=['\"]?\s*[=:])"
     r"|(?<![\w.-])(?:--)?crypter\.key(?![\w.-]))['\"]?(?:\s*[=:]\s*['\"]?|\s+))((?:(?:bearer|basic)\s+)?[^\s&'\",}]+)"
 )
-_PAIRS = re.compile(r"([\w.-]*\w)(['\"]?\s*=\s*['\"]?|['\"]?:\s*['\"]?(?=\S))([^\s&'\",}]+)")
-"""Settings with their values, in any notation."""
+_SETTING = re.compile(r"(?<![\w.-])([\w.-]*\w)(['\"]?\s*=\s*['\"]?|['\"]?:\s*['\"]?(?=\S))(?=[^\s&'\",}])")
+"""The name of a setting and what is between it and its value, in any notation."""
+_VALUE = re.compile(r"[^\s&'\",}]+")
 _SECRET_WORDS = re.compile(
     r" (secrets?|pass(?:word|wd|phrase)s?|tokens?|credentials?(?= $)|sas|jaas|oauthbearer config|user info|connection string"
     r"|(?:access|account|api|customer|encryption|keystore|master|private|provided|secret|service account|shared|storage|ssl) key) "
@@ -27,13 +29,14 @@ _NO_SECRETS = re.compile(
 )
 """Last words of settings that describe a secret, and are none."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
-_KAFKA_USER_INFO = re.compile(r"(?i)(kafka://)[^\s'\"?]*@")
+_KAFKA = re.compile(r"(?i)(kafka://)([^\s'\"?]*)")
 """A password may contain what should be percent-encoded there."""
 _SECRET_URLS = re.compile(
     r"(?i)((?:heartbeat|webhook)[-_]url['\"]?(?:\s*[=:]\s*['\"]?|\s+))(https?://(?:[^\s'\",}]|,(?=[^\s'\"]))+)"
 )
 """URLs that are secrets themselves: knowing one is enough to post to the service."""
-_USER_INFO = re.compile(r"(://)[^/@\s]+@|(?<![\w/])[^\s/@:'\"]+:[^\s/@'\"]+@(?=[\w\[])")
+_USER_INFO = re.compile(r"(://)[^/@\s]+@|(?<![^\s/@'\"])([^\s/@'\"]+)@(?=[\w\[])")
+_USER = re.compile(r"(?<![\w/])[^:]")
 
 
 def is_secret(setting: str) -> bool:
@@ -43,31 +46,48 @@ def is_secret(setting: str) -> bool:
     return bool(_SECRET_WORDS.search(words)) and not _NO_SECRETS.search(words)
 
 
-def _is_secret_pair(pair: re.Match[str]) -> bool:
-    # In prose, a colon follows words such as "credentials", and names of variables.
-    return (bool(re.search("['\"=]", pair[2])) or "." in pair[1]) and is_secret(pair[1])
+def _secret_settings(text: str) -> Iterator[re.Match[str]]:
+    """The values of secret settings, which do not overlap. The value of another may be a setting itself: spark-conf=spark.authenticate.secret=…"""
+    at = 0
+    while (setting := _SETTING.search(text, at)) is not None:
+        at = setting.end()
+        # In prose, a colon follows words such as "credentials", and names of variables.
+        is_setting = "." in setting[1] or re.search("['\"=]", setting[2])
+        if is_setting and is_secret(setting[1]) and (value := _VALUE.match(text, at)) is not None:
+            yield value
+            at = value.end()
 
 
-def _mask_pair(pair: re.Match[str]) -> str:
-    if _is_secret_pair(pair):
-        return f"{pair[1]}{pair[2]}***"
-    # The value may be a setting itself: spark-conf=spark.authenticate.secret=…
-    return f"{pair[1]}{pair[2]}{_PAIRS.sub(_mask_pair, pair[3])}"
+def _mask_user_info(found: re.Match[str]) -> str:
+    if found[1]:
+        return f"{found[1]}***@"
+    start, end = found.span(2)
+    colon = found.string.rfind(":", start, end - 1)
+    user = _USER.search(found.string, start, max(colon, start))
+    return found[0] if user is None else f"{found.string[start : user.start()]}***@"
+
+
+def _mask_kafka(found: re.Match[str]) -> str:
+    _, at, address = found[2].rpartition("@")
+    return f"{found[1]}***@{address}" if at else found[0]
 
 
 def secrets_in(text: str) -> list[str]:
     """The values that `redact` replaces in key=value pairs; not the user info of URLs."""
     found = [match[2] for pattern in (_SECRETS, _SECRET_URLS) for match in pattern.finditer(text)]
-    for pair in _PAIRS.finditer(text):
-        found += [pair[3]] if _is_secret_pair(pair) else secrets_in(pair[3])
-    return found
+    return found + [value[0] for value in _secret_settings(text)]
 
 
 def redact(text: str) -> str:
-    """Replace credentials in URL parameters, key=value pairs, private keys and the user info of URLs."""
+    """Replace credentials in URL parameters, key=value pairs, private keys and the user info of URLs.
+
+    In a time that grows with the text's length only: it may come from a file, or a server.
+    """
     text = _SECRETS.sub(r"\1***", _PRIVATE_KEY.sub("***", text))
-    text = _SECRET_URLS.sub(r"\1***", _PAIRS.sub(_mask_pair, text))
-    return _USER_INFO.sub(r"\1***@", _KAFKA_USER_INFO.sub(r"\1***@", text))
+    ends = [0, *(end for value in _secret_settings(text) for end in value.span()), len(text)]
+    text = "***".join(text[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True))
+    text = _KAFKA.sub(_mask_kafka, _SECRET_URLS.sub(r"\1***", text))
+    return _USER_INFO.sub(_mask_user_info, text)
 
 
 def visible(text: str, keep: str = "") -> str:

@@ -61,9 +61,9 @@ def test_slow_puts_do_not_prolong_lives(tmp_path: Path, monkeypatch: pytest.Monk
     By the clock of the puts the first rows expire 5 s after the start, however long load and backup take.
     """
     later = 600
-    loaded = time.time()
     location = parse(f"local://{tmp_path / 'expiring'}")
     with live_cluster(tmp_path / "source", ApiVersion.V1TTL) as live:
+        loaded = time.time()
         rows = [(b"row%05d" % row, b"value", later + 5 + row * 7919 % 40) for row in range(10_000)]
         put_with_ttls(live.raw(), rows)
         backup(BackupOptions(cluster=live.config, storage=location, executor="driver"))
