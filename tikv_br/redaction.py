@@ -47,7 +47,7 @@ def is_secret(setting: str) -> bool:
 
 
 def _secret_settings(text: str) -> Iterator[re.Match[str]]:
-    """The values of secret settings, which do not overlap. The value of another may be a setting itself: spark-conf=spark.authenticate.secret=…"""
+    """The values of secret settings, which do not overlap. The value of another setting may be one itself, as of spark-conf."""
     at = 0
     while (setting := _SETTING.search(text, at)) is not None:
         at = setting.end()
