@@ -4,6 +4,5 @@ Modules, in reading order:
 - events: what a feed yields, its options and its status
 - stream: which parts of the range have a subscription, and the resolved-ts of each; one store's stream, the queue of its messages, its errors, and locating the regions of gaps
 - ingests: which announced ingests resolved-ts waits for
-- subscriptions: keeps every part of the range subscribed, also after errors
-- feed: decodes messages, yields rows and resolved-ts
+- feed: keeps every part of the range subscribed, also after errors; decodes messages, yields rows and resolved-ts
 """

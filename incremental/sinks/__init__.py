@@ -4,7 +4,6 @@ Modules, in reading order:
 - base: the interface of a sink
 - tikv: writes to a TiKV cluster
 - kafka: writes to a Kafka topic
-- json_lines: writes JSON lines to a file or a stream
 - writer: gives batches to a sink, with retries and at a limited rate
-- url: parses ``--sink`` addresses; open: opens the sink of one; the sink of a log archive
+- url: parses ``--sink`` addresses; open: opens the sink of one; the sinks of a log archive and of JSON lines
 """

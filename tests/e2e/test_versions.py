@@ -27,7 +27,7 @@ from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.program import run_program
 from tests.support.tools import ROOT
 from tests.support.waiting import PATIENCE, eventually
-from tikv_br.backup import store_files
+from tikv_br.backup import store as store_task
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import Expiry, FileEntry
@@ -267,9 +267,9 @@ def test_earlier_backups_that_lack_the_expiry_are_sound(
 def test_earlier_backups_with_meaningless_timestamps_are_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timestamps that were recorded of V1TTL files do not count when all rows are read."""
 
-    def as_before(table: Table, _: ApiVersion) -> store_files.Contents:
+    def as_before(table: Table, _: ApiVersion) -> store_task.Contents:
         first, last = (int.from_bytes(table.properties[f"tikv.{name}_ts"], "big") for name in ("min", "max"))
-        return store_files.Contents(first, last, Expiry(), Checksum())
+        return store_task.Contents(first, last, Expiry(), Checksum())
 
     with running(tmp_path / "cluster", V1TTL, stores=1, tikv_version="7.1.1") as client:
         for key, value in LASTING.items():
@@ -277,7 +277,7 @@ def test_earlier_backups_with_meaningless_timestamps_are_sound(tmp_path: Path, m
         pd = client.playground.state.address
         files = back_up_in_process(pd, f"local://{tmp_path}/now")
         assert not any(file.max_ts for file in files)
-        monkeypatch.setattr(store_files, "_contents_by_properties", as_before)
+        monkeypatch.setattr(store_task, "_contents_by_properties", as_before)
         files = back_up_in_process(pd, f"local://{tmp_path}/old")
         assert all(file.max_ts for file in files)
         assert not tikv_br("verify", f"local://{tmp_path}/old", "--level", "data").code

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.integration.backup.reading import golden_rows
-from tikv_br.backup import store_files
-from tikv_br.backup.store_files import FileRecorder
+from tikv_br.backup import store as store_task
+from tikv_br.backup.store import FileRecorder
 from tikv_br.backup.store_responses import StoredSst
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import Expiry, FileEntry
@@ -96,12 +96,12 @@ def test_a_store_s_notes_say_what_reading_does(golden: Path, name: str, monkeypa
     kept = backup_of(golden, name)
     noted = 0
     for file in kept.files:
-        contents = store_files._contents_by_properties(table_of(golden, name, file), CASES[name][0])
+        contents = store_task._contents_by_properties(table_of(golden, name, file), CASES[name][0])
         if contents is None:
             continue
         noted += 1
         with monkeypatch.context() as patch:
-            patch.setattr(store_files, "_contents_by_properties", lambda _table, _version: None)
+            patch.setattr(store_task, "_contents_by_properties", lambda _table, _version: None)
             entry, _ = recorder(name).record(kept.store, as_answered(kept, file))
         assert (contents.min_ts, contents.max_ts, contents.expiry) == (entry.min_ts, entry.max_ts, entry.expiry)
     assert noted or all(rows_expire(file, golden, name) for file in kept.files)
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_read_loads_no_arrow(golden: Path) -> None:
     file = next(
         file
         for file in backup_of(golden, "v2").files
-        if store_files._contents_by_properties(table_of(golden, "v2", file), V2) is not None
+        if store_task._contents_by_properties(table_of(golden, "v2", file), V2) is not None
     )
     program = f"""
 import pathlib, sys

@@ -4,9 +4,8 @@ Modules, in reading order:
 
 - options: reads the options
 - rows: which keys are read, and how rows look in Spark
-- live: reads and writes a cluster
+- live: reads and writes a cluster, by puts or by SSTs
 - backups: reads a backup
-- ingest: writes a cluster by SSTs
 - changes: streams the changes in a log archive
 
 Imports backup, load, bulk_load and what they share; never the command line.

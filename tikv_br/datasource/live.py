@@ -1,10 +1,14 @@
-"""The source ``tikv``: reads a live cluster by scans, a partition per group of neighbouring regions, and writes it."""
+"""The source ``tikv``: reads a live cluster by scans, a partition per group of neighbouring regions, and writes it.
+
+By puts, or by SSTs: then tasks stage sorted runs, and the driver merges them and has the stores ingest the result.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -18,7 +22,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructType
 
 from tikv_br.backupset.coverage import keyspace_codec
-from tikv_br.bulk_load.runs import RunsOptions
+from tikv_br.backupset.files import FileEntry
+from tikv_br.bulk_load.runs import RunsOptions, load_runs, remove_runs, write_runs
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.keyspaces import chosen_keyspace
@@ -26,7 +31,6 @@ from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.cluster.versions import RAW, WRITES
 from tikv_br.dataflow.plan import plan_intervals
 from tikv_br.dataflow.read import scan_rows
-from tikv_br.datasource.ingest import IngestWriter
 from tikv_br.datasource.options import CRYPTER_OPTIONS, KEY_OPTIONS, Options, use_this_python, with_hints
 from tikv_br.datasource.rows import (
     CHANGES,
@@ -37,11 +41,15 @@ from tikv_br.datasource.rows import (
     spark_schema,
     written_rows,
 )
-from tikv_br.errors import UsageError
+from tikv_br.errors import ClusterFollowed, TargetNotEmpty, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rows import unexpired
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import RowSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CLUSTER_OPTIONS = ("pd", "ca", "cert", "key")
 READ_OPTIONS = (*CLUSTER_OPTIONS, *KEY_OPTIONS, "ttl", "partition_bytes", "pushdown")
@@ -256,3 +264,44 @@ class TikvWriter(DataSourceArrowWriter):
             raw = cluster.raw_of(self.codec)
             done = load_pairs(raw.column_writer(), RowSource(written_rows(iterator, now)), concurrency=self.concurrency)
         return Written(done.total_kvs, done.expired_kvs)
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """Files that a task has staged."""
+
+    runs: tuple[FileEntry, ...] = field(repr=False)
+
+
+@dataclass
+class IngestWriter(DataSourceArrowWriter):
+    """Writer of a bulk load.
+
+    Nothing is written to the cluster before `commit`; a repeated task stages its rows again. Picklable.
+    """
+
+    options: RunsOptions
+    now: int
+    """PD's time when the write began: tasks need not reach PD, and their machines' clocks may differ."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one partition. Raises `UsageError` for nulls, negative TTLs, empty and repeated keys, `StorageError`."""
+        with with_hints():
+            rows = written_rows(iterator, lambda: self.now)
+            return Staged(write_runs(self.options, (unexpired(each, self.now) for each in rows)))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Ingest the rows of all tasks, in a process of the driver's. Raises `TikvBrError`; the target is unchanged if it is not empty."""
+        with with_hints():
+            try:
+                load_runs(self.options, [run for each in messages if isinstance(each, Staged) for run in each.runs])
+            except TargetNotEmpty as error:
+                error.hint = "Empty the range, or set allow_overwrite to true."
+                raise
+            except ClusterFollowed as error:
+                error.hint = "Write by puts (without ingest), or set allow_followers to true."
+                raise
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - as Spark calls it
+        with with_hints():
+            remove_runs(self.options)

@@ -1,4 +1,4 @@
 """Exports: the rows of a cluster or a backup as files that other tools read.
 
-Reading order: `run` (options, list of steps, destination, summary), `task` (what is read, and how a part is written).
+`run` has all: what is read, how a task writes a part, options, list of steps, destination, summary.
 """

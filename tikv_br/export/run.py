@@ -1,13 +1,16 @@
-"""An export from its options to its summary: the steps, the state that they share, and the destination, with the names of its objects."""
+"""An export from its options to its summary: the steps, the state that they share, and the destination, with the names of its objects.
+
+A task writes one object, which becomes visible as a whole and replaces the object of an earlier attempt.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tikv_br import __version__, records, run_id
 from tikv_br.backupset import layout, lease
@@ -15,14 +18,17 @@ from tikv_br.backupset.coverage import codec_of, nothing_matched
 from tikv_br.backupset.rows import chosen_codec, has_rows
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.cluster.txnkv import notice_transactions
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import Engine, Interval, plan_by_regions, require_rows, source_ranges
-from tikv_br.dataflow.read import MergeSources, StoredRows
+from tikv_br.dataflow.read import MergeSources, StoredRows, scan_rows
+from tikv_br.dataflow.write import try_task
 from tikv_br.errors import StorageConflict, StorageError, UsageError
-from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportPart, ExportTask, run_export_task
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, hull, intersection
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, run_steps
@@ -31,6 +37,114 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import run_tasks
 from tikv_br.tasks.session import check_java
+from tikv_br.tasks.task import TaskContext
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tikv_br.formats.tables import TableOptions
+
+
+@dataclass(slots=True)
+class ExportPart:
+    """One file of an export, and what was counted while it was written. Picklable."""
+
+    name: str
+    rows: int = 0
+    data_bytes: int = 0
+    """Bytes of user keys and values."""
+    size: int = 0
+    """Bytes of the file."""
+    vanished: int = 0
+    """Rows left out because they no longer existed when their TTL was read."""
+    expiry_error_seconds: int = 0
+    """Maximum number of seconds by which an expiry may be too early."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSource:
+    """A keyspace of a cluster. Picklable."""
+
+    config: ClusterConfig
+    codec: KeyCodec
+    with_ttl: bool
+    """True if the TTL of each key is requested."""
+    rate_limit: RateLimit = field(default_factory=RateLimit)
+
+    def batches(self, span: KeyRange, part: ExportPart, context: TaskContext) -> Iterator[pa.RecordBatch]:
+        """The rows of an RPC range, page by page, one page ahead; counts in ``part`` what requests for TTLs show."""
+        cluster = context.shared(ClusterPool).get(self.config)
+        raw = cluster.raw_of(self.codec)
+        ttls = TtlFetcher(cluster, raw) if self.with_ttl else None
+        for rows in scan_rows(raw, span, ttls, self.rate_limit):
+            if ttls is not None:
+                part.vanished, part.expiry_error_seconds = ttls.vanished, ttls.error_seconds
+            yield rows
+
+
+@dataclass(frozen=True, slots=True)
+class BackupSource:
+    """A keyspace of a full backup, and of the increments on it. Picklable."""
+
+    rows: StoredRows
+    codec: KeyCodec
+
+    def batches(self, span: KeyRange, part: ExportPart, context: TaskContext) -> Iterator[pa.RecordBatch]:
+        """The rows of an RPC range, by ascending key; no tombstones, one version per key."""
+        del part, context
+        return self.rows.batches(span, self.codec)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportJob:
+    """Parameters that all tasks of an export share. Picklable."""
+
+    source: ClusterSource | BackupSource
+    destination: StorageLocation
+    table: TableOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTask:
+    """An RPC range, and the name of its file."""
+
+    span: KeyRange
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.span}"
+
+
+def run_export_task(job: ExportJob, task: ExportTask, context: TaskContext) -> ExportPart:
+    """Write one part, with retries. Raises the `TikvBrError` of the last attempt."""
+    return try_task(context, lambda: _write_part(job, task, context))
+
+
+def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> ExportPart:
+    """Write one part. After an error nothing of it is visible."""
+    from tikv_br.formats import columns
+    from tikv_br.formats.tables import UnfitText, open_table
+
+    part = ExportPart(task.name)
+    with open_store(job.destination).open_writer(task.name) as writer:
+        table = open_table(writer.write, job.table)
+        try:
+            for batch in job.source.batches(task.span, part, context):
+                table.append(batch)
+                size = int(columns.row_sizes(batch).sum())
+                part.rows += batch.num_rows
+                part.data_bytes += size
+                context.report(data_bytes=size, keys=batch.num_rows)
+            table.finish()
+        except BaseException as error:
+            table.abort()
+            if isinstance(error, UnfitText):
+                hint = "Pass --encoding hex or escaped, or --format parquet."
+                raise UsageError(f"{error}, so it cannot be written with --encoding raw", hint=hint) from None
+            raise
+        part.size = writer.close().size
+    return part
+
 
 Format = Literal["parquet", "csv", "jsonl"]
 Encoding = Literal["raw", "hex", "escaped"]

@@ -5,14 +5,13 @@ docs/playground.md.
 
 Modules, in reading order:
 - launcher, home, settings: starting and finding playgrounds; their directories and settings
-- cluster, store_server: the process of a playground, its PD and its stores
+- cluster: the process of a playground, its PD and its stores
 - store_state, timestamps, node: what the services of one store share
 - servers: gRPC and HTTP servers, and ports
 - region, region_errors, regions, scheduler: the region table, its errors, and balancing
 - pd_server: the members of PD; pd_state, pd_gc, pd_config: what they share; pd_http, pd_etcd, etcd: their calls
 - engine, encoding: the shared RocksDB, and how each API version encodes rows
-- tikv_service, request_checks: the requests of clients, and checks before all of them
-- raw: RawKV requests
+- tikv_service, request_checks: the requests of clients, with those of RawKV, and checks before all of them
 - txn: transactions
 - backup_service, external_storage: backups, their files and storage
 - import_service, sst_file: downloads, uploads and ingests of SSTs

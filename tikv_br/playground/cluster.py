@@ -1,4 +1,4 @@
-"""A whole playground in one process: PD, its stores, and their lifecycle.
+"""A whole playground in one process: PD, its stores, each with gRPC on its address and HTTP on its status address, and their lifecycle.
 
 ``python -m tikv_br.playground.cluster DIR`` runs the playground of a directory until SIGTERM or SIGINT. After a SIGKILL the
 next start finds all data and uses the same ports.
@@ -13,13 +13,16 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
+
 from tikv_br import signals
 from tikv_br.errors import PlaygroundError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.admin import Admin
 from tikv_br.playground.backup_service import BackupService
 from tikv_br.playground.cdc_hub import ChangeHub
@@ -30,6 +33,7 @@ from tikv_br.playground.etcd import EtcdServer
 from tikv_br.playground.failpoints import FailpointTable
 from tikv_br.playground.home import Home
 from tikv_br.playground.import_service import ImportService
+from tikv_br.playground.interceptor import FailpointInterceptor
 from tikv_br.playground.node import StoreNode, TimestampRenewal
 from tikv_br.playground.pd_config import PdConfig
 from tikv_br.playground.pd_etcd import EtcdState
@@ -39,20 +43,135 @@ from tikv_br.playground.pd_server import PdServer
 from tikv_br.playground.pd_state import Keyspaces, PdState
 from tikv_br.playground.region import RegionSizes
 from tikv_br.playground.regions import RegionTable
+from tikv_br.playground.request_checks import MAX_KEY_SIZE
 from tikv_br.playground.scheduler import Scheduler, first_byte_bounds
-from tikv_br.playground.servers import ANY_PORT, AddServices
+from tikv_br.playground.servers import ANY_PORT, AddServices, HttpServer, Reply, Request, ReservedPort, start_server
 from tikv_br.playground.settings import SETTINGS_FILE, Settings
 from tikv_br.playground.sst_file import SstStore
-from tikv_br.playground.store_server import StoreServer
 from tikv_br.playground.store_state import CallClock, FatalRequestLog, Pace, StoreImportMode
 from tikv_br.playground.tikv_service import TikvService
 from tikv_br.playground.timestamps import CausalTimestamps, Tso
 from tikv_br.playground.txn.state import TxnState
 
+_NOT_FOUND: Final = 404
+_POLL_SECONDS: Final = 0.05
+_log = logging.getLogger(__name__)
+
+
+def _status_reply(request: Request, node: StoreNode, settings: Settings) -> Reply:
+    """Answer ``/config``, as far as tools use it, and ``/status``; 404 for all other paths."""
+    if request.path == "/status":
+        return Reply()
+    if request.path != "/config":
+        return Reply(_NOT_FOUND, b"path not found")
+    version = node.api_version
+    causal = node.release.causal_config(settings.ts_ahead)
+    return Reply.json(
+        {
+            "server": {"addr": node.address, "status-addr": node.status_address},
+            "storage": {
+                "data-dir": str(node.data_dir),
+                "engine": "raft-kv",
+                "max-key-size": MAX_KEY_SIZE,
+                "api-version": 2 if version is ApiVersion.V2 else 1,
+                "enable-ttl": version.has_ttl,
+            },
+            "raftstore": {"raft-entry-max-size": "8MiB"},
+            "coprocessor": {
+                "region-max-size": _readable(settings.region_split_size * 3 // 2),
+                "region-split-size": _readable(settings.region_split_size),
+            },
+        }
+        | ({"causal-ts": causal} if causal else {})
+    )
+
+
+def _readable(size: int) -> str:
+    """A size as TiKV shows it: in the largest unit that divides it."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return f"{size}B"
+
+
+ServicesOf = Callable[[StoreNode], Iterable[AddServices]]
+"""Builds the services of a store that starts."""
+
+
+class StoreServer:
+    """Starts and stops one store, on the node's addresses. A stopped store's ports stay reserved. Thread-safe."""
+
+    def __init__(self, node: StoreNode, services_of: ServicesOf, settings: Settings, clock: CallClock) -> None:
+        self.node = node
+        self._clock = clock
+        self._services_of = services_of
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._reserved: list[ReservedPort] = []
+        self._grpc: grpc.Server | None = None
+        self._http: HttpServer | None = None
+
+    def start(self, patience: float = 0.0) -> None:
+        """Start on the node's addresses, unless it runs; on others if those are not free within ``patience`` seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return self._open()
+            except PlaygroundError:  # another program took a port while the store was down
+                self.stop()
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(_POLL_SECONDS)
+        _log.warning("store %d moves to other ports", self.node.store_id)
+        self.release_ports()
+        self.node.address = self.node.status_address = ANY_PORT
+        return self._open()
+
+    def _open(self) -> None:
+        """Open both ports, and set the node's addresses. Raises `PlaygroundError` if a port is taken."""
+        node, settings = self.node, self._settings
+        with self._lock:
+            if self._grpc is not None:
+                return
+            if not self._reserved:
+                for address in (node.address, node.status_address):
+                    self._reserved.append(ReservedPort(int(address.rpartition(":")[2])))
+                node.address, node.status_address = (port.address for port in self._reserved)
+            failpoints = FailpointInterceptor(
+                node.failpoints, node.store_id, self._clock, drops_late_writes=node.release.drops_late_writes
+            )
+            services = self._services_of(node)
+            self._grpc, _ = start_server(node.address, services, interceptors=[failpoints], tls=settings.tls)
+            self._http = HttpServer(
+                lambda request: _status_reply(request, node, settings),
+                node.status_address,
+                settings.tls,
+            )
+            node.alive = True
+
+    def stop(self) -> None:
+        """Close both ports at once: calls in flight break off, as by kill -9."""
+        with self._lock:
+            if self.node.alive:
+                self.node.died_at = time.time()
+            self.node.alive = False
+            if self._grpc is not None:
+                self._grpc.stop(None)  # without waiting: one of its own calls may be the one that stops it
+                self._grpc = None
+            if self._http is not None:
+                self._http.close()
+                self._http = None
+
+    def release_ports(self) -> None:
+        """Release the ports of a store that is stopped for good, or moves."""
+        for port in self._reserved:
+            port.close()
+        self._reserved = []
+
+
 PORT_SECONDS: Final = 5.0
 """Seconds that a restarted store waits for its ports: gRPC may not have closed one yet, or another program uses it."""
 _IDENTITY: Final = "identity"
-_log = logging.getLogger(__name__)
 
 
 class Playground:

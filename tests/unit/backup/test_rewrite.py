@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.sst_surgery import write_sst
 from tests.unit.dataflow.samples import options
-from tikv_br.backup.store_files import RewriteTotals, rewrite_files
+from tikv_br.backup.store import RewriteTotals, rewrite_files
 from tikv_br.backup.store_responses import StoredSst
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.cluster.pb import brpb_pb2

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from tikv_br.backup.store_files import TAIL_READS, read_tail
+from tikv_br.backup.store import TAIL_READS, read_tail
 from tikv_br.backupset.files import TAIL_SIZE
 from tikv_br.errors import StorageUnreachable
 from tikv_br.storage.local import LocalObjectStore

@@ -8,8 +8,8 @@ import pytest
 from tikv_br.formats import columns
 from tikv_br.formats.keys.codec import encode
 from tikv_br.formats.limits import RowLimits
-from tikv_br.playground.raw import entry_size
 from tikv_br.playground.region import Peer, Region
+from tikv_br.playground.tikv_service import entry_size
 
 LIMITS = RowLimits(key=8188)
 ENTRY = 8 << 20

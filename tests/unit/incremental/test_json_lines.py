@@ -14,7 +14,7 @@ from tests.unit.incremental.changes import Change, batch
 from tests.unit.incremental.sink_suite import PAST, SinkSuite, State
 from tikv_br.errors import OutputClosed, StorageFull, StorageReadOnly
 from tikv_br.incremental.sinks.base import Sink
-from tikv_br.incremental.sinks.json_lines import FileSink, StreamSink
+from tikv_br.incremental.sinks.open import FileSink, StreamSink
 
 
 def followed(text: bytes) -> dict[bytes, bytes]:

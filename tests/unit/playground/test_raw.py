@@ -1,4 +1,4 @@
-"""Twin of tikv_br/playground/raw.py and raw_write.py, as far as recordings do not cover them."""
+"""Twin of the RawKV part of tikv_br/playground/tikv_service.py, as far as recordings do not cover them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
-from tikv_br.playground.raw import entry_size, serialize_rows
 from tikv_br.playground.region import Peer, Region
+from tikv_br.playground.tikv_service import entry_size, serialize_rows
 
 SIZES = st.sampled_from([0, 1, 127, 128, 16383, 16384, 70000])
 ROWS = st.lists(st.tuples(st.binary(max_size=8), st.one_of(st.binary(max_size=8), SIZES.map(bytes))), max_size=5)

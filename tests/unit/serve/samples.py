@@ -16,8 +16,8 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.gc.status import GcReport, ServiceReport, owner_of
 from tikv_br.serve.findings import OverviewLimits
 from tikv_br.serve.model import Overview, ReadState, States
-from tikv_br.serve.overview import find_windows, make_overview
 from tikv_br.serve.sources import Backups, Baseline, Log, Sync
+from tikv_br.serve.watcher import find_windows, make_overview
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -314,7 +314,7 @@ def test_patience_has_an_end(
     feeds: ScriptedFeeds, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A region that keeps failing ends the feed with its last error; until then the status and one log line report it."""
-    monkeypatch.setattr("tikv_br.incremental.feed.subscriptions.REPORT_SECONDS", 0.05)
+    monkeypatch.setattr("tikv_br.incremental.feed.feed.REPORT_SECONDS", 0.05)
     feeds.script(1, lambda request: [failure(request, not_leader())])
     with feeds.feed(patience=2.0) as feed:  # much longer, or no failure of a busy machine falls in between
         with pytest.raises(RetryBudgetExhausted, match="region 1: not_leader"):
@@ -362,7 +362,7 @@ def test_a_scan_with_rows_is_reported(feeds: ScriptedFeeds) -> None:
 
 def test_a_stalled_region_is_resubscribed(feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a region's resolved-ts stops advancing, the feed resubscribes: the store may not be its leader any more."""
-    monkeypatch.setattr("tikv_br.incremental.feed.subscriptions.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("tikv_br.incremental.feed.feed.CHECK_SECONDS", 0.1)
     feeds.script(1, all_of((b"b", 5), at=10), all_of(at=20))
     with feeds.feed() as feed:
         assert until_resolved(feed, 10)[1] == [10]

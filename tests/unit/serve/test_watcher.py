@@ -28,8 +28,8 @@ from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.serve.findings import AgeLimit, OverviewLimits
 from tikv_br.serve.model import ReadState, States, Window
-from tikv_br.serve.overview import find_windows
 from tikv_br.serve.sources import Backups, Baseline, Log
+from tikv_br.serve.watcher import find_windows
 
 
 def test_chains() -> None:
