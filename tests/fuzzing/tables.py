@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.fuzzing.target import Target
 from tests.support.internal_rows import internal_rows
-from tests.unit.formats_sst.tables import Row, hand_made, storage_rows, table_options, write, write_by_rocksdb
+from tests.unit.formats.sst.tables import Row, hand_made, storage_rows, table_options, write, write_by_rocksdb
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec

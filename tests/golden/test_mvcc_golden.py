@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.txn_backups import recorded_value
-from tests.unit.formats_sst.tables import write as write_table
+from tests.unit.formats.sst.tables import write as write_table
 from tikv_br.cluster.pb import brpb_pb2, coprocessor_pb2, tipb_pb2
 from tikv_br.formats import columns, mvcc
 from tikv_br.formats.checksum import Checksum, checksum

@@ -13,9 +13,9 @@ from typing import Literal
 import pytest
 
 from tests.support.txn_backups import make_backup, make_foreign_backup, recorded_codec, recorded_files, recorded_rows
-from tests.unit.formats_sst.tables import Row
-from tests.unit.formats_sst.tables import read as read_table
-from tests.unit.formats_sst.tables import write as write_table
+from tests.unit.formats.sst.tables import Row
+from tests.unit.formats.sst.tables import read as read_table
+from tests.unit.formats.sst.tables import write as write_table
 from tikv_br import records
 from tikv_br.backupset import prune
 from tikv_br.backupset.backup_set import BackupSet

@@ -16,7 +16,7 @@ from tests.interop.rows import YEAR, rows, split
 from tests.support.go_tool_demands import META, Directory, fields, unmet_demands
 from tests.support.live_cluster import LiveCluster
 from tests.support.openssl import KEYS, crypter
-from tests.unit.formats_sst.tables import sst_dump
+from tests.unit.formats.sst.tables import sst_dump
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2

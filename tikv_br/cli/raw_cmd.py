@@ -298,8 +298,7 @@ def import_pairs(flags: ImportFlags) -> None:
     seconds = whole_seconds(flags.ttl)
     client: RawClient
     from tikv_br.cluster.txnkv import refuse_transactions
-    from tikv_br.load.loader import load_pairs
-    from tikv_br.load.sources import made_pairs, open_source
+    from tikv_br.load.loader import load_pairs, made_pairs, open_source
 
     if flags.count is not None:
         source = made_pairs(flags.count, flags.value_size, flags.seed)

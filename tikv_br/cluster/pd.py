@@ -74,9 +74,9 @@ class PdClient:
 
     # Stores
 
-    def stores(self, *, tombstones: bool = False) -> list[Store]:
-        """All stores, also offline ones and TiFlash; those that are gone only on request."""
-        request = pdpb_pb2.GetAllStoresRequest(exclude_tombstone_stores=not tombstones)
+    def stores(self) -> list[Store]:
+        """All stores, also offline ones and TiFlash, but none that is gone."""
+        request = pdpb_pb2.GetAllStoresRequest(exclude_tombstone_stores=True)
         response = self.connection.unary(lambda leader: leader.pd.GetAllStores, request)
         return [Store.of(store) for store in response.stores]
 
@@ -133,14 +133,12 @@ class PdClient:
                 return
             start = page[-1].end
 
-    def scatter(self, region_ids: Sequence[int], group: str = "") -> list[int]:
-        """Ask PD to spread these regions over the stores, and the regions of a `group` evenly.
+    def scatter(self, region_ids: Sequence[int]) -> list[int]:
+        """Ask PD to spread these regions over the stores.
 
         Returns the ids that could not be: retry those a moment later. Follow the rest by `operator`.
         """
-        request = pdpb_pb2.ScatterRegionRequest(
-            regions_id=region_ids, group=group, retry_limit=5, skip_store_limit=True
-        )
+        request = pdpb_pb2.ScatterRegionRequest(regions_id=region_ids, retry_limit=5, skip_store_limit=True)
         response = self.connection.unary(lambda leader: leader.pd.ScatterRegion, request)
         return list(response.failed_regions_id)
 

@@ -93,7 +93,7 @@ def _split(
     return [Region.of(piece).with_leader_on(region.leader.store_id) for piece in answer.regions]
 
 
-def scatter(cluster: Cluster, regions: Sequence[Region], timeout: float, group: str = "") -> list[int]:
+def scatter(cluster: Cluster, regions: Sequence[Region], timeout: float) -> list[int]:
     """Spread regions over the stores and wait, up to `timeout` seconds, until PD has moved them.
 
     Returns the ids that were not done in time: they hold data all the same, only not evenly. The leaders are
@@ -103,7 +103,7 @@ def scatter(cluster: Cluster, regions: Sequence[Region], timeout: float, group: 
     ids = [region.id for region in regions]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="scatter") as pool:
         try:
-            waiting = _ask_to_scatter(cluster, pool, ids, deadline, group)
+            waiting = _ask_to_scatter(cluster, pool, ids, deadline)
             return waiting + _wait_until_moved(cluster, pool, sorted(set(ids) - set(waiting)), deadline)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -123,16 +123,14 @@ def _wait_until_moved(cluster: Cluster, pool: ThreadPoolExecutor, ids: Sequence[
     raise AssertionError
 
 
-def _ask_to_scatter(
-    cluster: Cluster, pool: ThreadPoolExecutor, ids: Sequence[int], deadline: float, group: str
-) -> list[int]:
+def _ask_to_scatter(cluster: Cluster, pool: ThreadPoolExecutor, ids: Sequence[int], deadline: float) -> list[int]:
     """The ids that PD did not agree to scatter in time; it first has to hear of new regions, and to find them replicated."""
     todo, tries = list(ids), 0
     while todo:
         batch = todo[:SCATTER_IDS]
         found = pool.map(cluster.pd.region_by_id, batch)
         known = [region_id for region_id, region in zip(batch, found, strict=True) if region is not None]
-        refused = set(_try_scatter(cluster, known, group)) if known else set()
+        refused = set(_try_scatter(cluster, known)) if known else set()
         agreed = set(known) - refused
         todo = [region_id for region_id in todo if region_id not in agreed]
         if agreed:
@@ -145,10 +143,10 @@ def _ask_to_scatter(
     return todo
 
 
-def _try_scatter(cluster: Cluster, region_ids: Sequence[int], group: str) -> Sequence[int]:
+def _try_scatter(cluster: Cluster, region_ids: Sequence[int]) -> Sequence[int]:
     """The ids that PD did not take; "not fully replicated" and "has no leader" pass with time."""
     try:
-        return cluster.pd.scatter(region_ids, group)
+        return cluster.pd.scatter(region_ids)
     except RequestRefused:
         return region_ids
 

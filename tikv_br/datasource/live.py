@@ -45,8 +45,7 @@ from tikv_br.errors import ClusterFollowed, TargetNotEmpty, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rows import unexpired
-from tikv_br.load.loader import load_pairs
-from tikv_br.load.sources import RowSource
+from tikv_br.load.loader import RowSource, load_pairs
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from tikv_br.errors import UsageError
 from tikv_br.formats import columns
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.ranges import KeyRange, intersection
-from tikv_br.load.sources import to_records
+from tikv_br.load.loader import to_records
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

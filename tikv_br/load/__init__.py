@@ -1,9 +1,6 @@
 """Loads key-value pairs into a cluster.
 
-Modules, in reading order:
-
-- sources: reads pairs from files, or generates them
-- loader: writes the pairs in batches
+`loader` reads pairs from files, or generates them, and writes them in batches.
 
 Imports cluster and formats; never the command line.
 """

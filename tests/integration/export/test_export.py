@@ -33,8 +33,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.keys.text import parse_key
 from tikv_br.incremental.backup import back_up_changes
-from tikv_br.load.loader import load_pairs
-from tikv_br.load.sources import open_source
+from tikv_br.load.loader import load_pairs, open_source
 from tikv_br.storage.url import StorageLocation, parse
 from tikv_br.tasks import session
 from tikv_br.tasks.session import spark_context

@@ -130,9 +130,9 @@ def test_random_pictures_never_leave_a_hole(fake: FakeCluster) -> None:
 def test_scatter_returns_what_pd_could_not(fake: FakeCluster, pd: PdClient) -> None:
     """The ids that failed come back, to be asked for again."""
     fake.pd.script(PD + "ScatterRegion", pdpb_pb2.ScatterRegionResponse(failed_regions_id=[3]))
-    assert pd.scatter([1, 2, 3], "g") == [3]
+    assert pd.scatter([1, 2, 3]) == [3]
     (request,) = fake.pd.seen(PD + "ScatterRegion", pdpb_pb2.ScatterRegionRequest)
-    assert (list(request.regions_id), request.group) == ([1, 2, 3], "g")
+    assert list(request.regions_id) == [1, 2, 3]
 
 
 def test_no_operator_is_none(fake: FakeCluster, pd: PdClient) -> None:

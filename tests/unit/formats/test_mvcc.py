@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.formats.examples import MAX_U64, keys, many, u64
-from tests.unit.formats_sst.tables import batch
+from tests.unit.formats.sst.tables import batch
 from tikv_br.formats import columns, mvcc
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys
 from tikv_br.formats.keys.codec import MAX_TS, encode

@@ -13,8 +13,7 @@ from tikv_br.cluster.clock import seconds_now
 from tikv_br.cluster.puts import ColumnWriter
 from tikv_br.errors import RequestRefused, UsageError
 from tikv_br.formats import columns
-from tikv_br.load.loader import load_pairs
-from tikv_br.load.sources import RowSource, made_pairs
+from tikv_br.load.loader import RowSource, load_pairs, made_pairs
 from tikv_br.progress_events import Event, TasksProgress
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from tikv_br.errors import UsageError
 from tikv_br.formats.columns import SCHEMA
-from tikv_br.load import sources
-from tikv_br.load.sources import RowSource, made_pairs, open_source
+from tikv_br.load import loader
+from tikv_br.load.loader import RowSource, made_pairs, open_source
 
 ROWS = [(b"k1", b"v1"), (b"\xff\x00", b""), (b"", b"\n,\"'")]
 
@@ -160,7 +160,7 @@ def test_ttl_beyond_the_end_of_time_is_refused(tmp_path: Path) -> None:
 
 def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large file comes in batches, none larger than the bound, in the order of its lines."""
-    monkeypatch.setattr(sources, "BATCH_ROWS", 10)
+    monkeypatch.setattr(loader, "BATCH_ROWS", 10)
     path = write(tmp_path / "a.csv", "key,value\n" + "".join(f"k{n:03},v\n" for n in range(25)))
     batches = list(open_source(path).batches)
     assert [len(batch) for batch in batches] == [10, 10, 5]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sst_surgery import tail_offset
-from tests.unit.formats_sst.tables import Row, hand_made, sst_dump, storage_rows, table_options, write, write_by_rocksdb
+from tests.unit.formats.sst.tables import Row, hand_made, sst_dump, storage_rows, table_options, write, write_by_rocksdb
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec

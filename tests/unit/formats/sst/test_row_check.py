@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.formats_sst.tables import Row, hand_made, storage_rows, write
+from tests.unit.formats.sst.tables import Row, hand_made, storage_rows, write
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.formats_sst.tables import (
+from tests.unit.formats.sst.tables import (
     Row,
     batch,
     ingest_by_rocksdb,

@@ -11,7 +11,7 @@ import pytest
 import rocksdict
 
 from tests.support.internal_rows import internal_rows
-from tests.unit.formats_sst.tables import (
+from tests.unit.formats.sst.tables import (
     CHECKSUMS,
     COMPRESSIONS,
     Row,

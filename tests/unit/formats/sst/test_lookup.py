@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.formats_sst.tables import Row, hand_made, table_options, write, write_by_rocksdb
+from tests.unit.formats.sst.tables import Row, hand_made, table_options, write, write_by_rocksdb
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.sst.source import MemorySource
