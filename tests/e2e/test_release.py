@@ -1,4 +1,4 @@
-"""The release as users get it: built, installed from the wheel with ``uv tool`` and ``pipx``, and used as the README shows."""
+"""The release as users get it: built with its kernels, installed from the wheels with ``uv tool`` and ``pipx``, and used as the README shows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.command import environment
-from tests.support.kernels import CALL_ALL
+from tests.support.kernels import CALL_ALL, CALL_ONE
 from tests.support.ports import reserved_ports
 from tests.support.tools import ROOT
 from tests.support.waiting import eventually
@@ -49,6 +50,12 @@ def whole(release: Path) -> str:
     return str(built)
 
 
+def core(release: Path) -> str:
+    """The wheel of tikv-br-core, which has the code."""
+    (built,) = release.glob("tikv_br_core-*.whl")
+    return str(built)
+
+
 def run(*command: str, **more: str) -> str:
     """The output of a command that must succeed; ``more`` goes into its environment."""
     done = subprocess.run(
@@ -71,14 +78,14 @@ def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("uv"))
 
 
-def test_pipx_installs_it(release: Path, tmp_path: Path, uv_cache: str) -> None:
+def test_pipx_installs_the_slim_form(release: Path, tmp_path: Path, uv_cache: str) -> None:
     """With the versions that the tests ran with; nothing is installed beside ``tikv_br``."""
     places = {name: str(tmp_path / name) for name in ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR")}
     places["UV_CACHE_DIR"] = uv_cache
-    arguments = f"--constraint {ROOT / 'constraints.txt'} --find-links {release}"
-    run(str(BIN / "pipx"), "install", "--python", sys.executable, "--pip-args", arguments, whole(release), **places)
+    arguments = f"--constraint {ROOT / 'constraints.txt'}"
+    run(str(BIN / "pipx"), "install", "--python", sys.executable, "--pip-args", arguments, core(release), **places)
     assert run(str(tmp_path / "PIPX_BIN_DIR/tikv-br"), "--version").startswith("tikv-br 1.")
-    (packages,) = (tmp_path / "PIPX_HOME/venvs/tikv-br/lib").glob("python*/site-packages")
+    (packages,) = (tmp_path / "PIPX_HOME/venvs/tikv-br-core/lib").glob("python*/site-packages")
     assert not [name for name in ("formats", "incremental", "tests", "bench") if (packages / name).exists()]
 
 
@@ -93,12 +100,64 @@ def program(release: Path, uv_cache: str, tmp_path_factory: pytest.TempPathFacto
     return folder / "bin/tikv-br"
 
 
-def test_a_fresh_installation_compiles_no_kernel(program: Path, tmp_path: Path) -> None:
-    """The wheel has them compiled: an empty cache of numba is filled from there."""
+def test_a_fresh_installation_compiles_no_kernel(program: Path, compiled: Path, tmp_path: Path) -> None:
+    """The wheel has every kernel of every module compiled: an empty cache of numba is filled from there."""
     python = program.resolve().parent / "python"
     counts = json.loads(run(str(python), "-c", CALL_ALL, NUMBA_CACHE_DIR=str(tmp_path)))
     assert {name for name, (_, misses, _) in counts.items() if misses} == set()
     assert sum(hits for hits, _, _ in counts.values()) > 20
+    names = {name.split(".", 1)[1] for name in counts}
+    assert names <= {name.split(".", 1)[1] for name in indexes(compiled)}, "a kernel that call_kernels never reaches"
+
+
+@pytest.fixture(scope="module")
+def compiled(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but `tikv_br.formats` of the wheel."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with zipfile.ZipFile(core(release)) as wheel:
+        wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith("tikv_br/formats/")])
+    (folder / "tikv_br/__init__.py").touch()
+    return folder
+
+
+def indexes(folder: Path) -> dict[str, bytes]:
+    """The files of numba's cache that say what is compiled, by the names of their kernels."""
+    found = (folder / "tikv_br/formats/compiled").rglob("*.nbi")
+    return {path.name.split("-")[0]: path.read_bytes() for path in found}
+
+
+def test_kernels_are_for_any_processor(compiled: Path) -> None:
+    """The machine code is that of the architecture's least processor: it holds no instruction of a newer one."""
+    for content in indexes(compiled).values():
+        assert b"generic" in content
+        assert b"+avx" not in content
+
+
+def compile_one(folder: Path, cache: Path, **more: str) -> list[int]:
+    """Call a kernel of a folder: how often it was found compiled, and not."""
+    paths = {"PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(cache)}
+    hits_and_misses: list[int] = json.loads(run(sys.executable, "-c", CALL_ONE, **paths, **more))
+    return hits_and_misses
+
+
+def test_kernels_of_other_sources_or_settings_are_not_used(compiled: Path, tmp_path: Path) -> None:
+    """After a change to any module, or with bounds checks, kernels are compiled; without, the same call loads them."""
+    assert compile_one(compiled, tmp_path / "same") == [1, 0]
+    assert compile_one(compiled, tmp_path / "checks", NUMBA_BOUNDSCHECK="1") == [0, 1]
+    shutil.copytree(compiled / "tikv_br", tmp_path / "tikv_br")
+    with (tmp_path / "tikv_br/formats/kernels/addresses.py").open("a") as source:
+        source.write("# another source\n")
+    assert compile_one(tmp_path, tmp_path / "changed") == [0, 1]
+
+
+def test_compiling_ahead_is_done_once_for_the_same_sources(compiled: Path, tmp_path: Path) -> None:
+    """A second call leaves the folder as it is; one folder remains."""
+    place = compiled / "tikv_br/formats/compiled"
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    paths = {"PYTHONPATH": str(compiled), "NUMBA_CACHE_DIR": str(tmp_path)}
+    run(sys.executable, "-m", "tikv_br.formats.precompile", **paths)
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
+    assert len(list(place.iterdir())) == 1
 
 
 @pytest.fixture

@@ -10,3 +10,12 @@ print(json.dumps({
 }))
 """
 """Calls all kernels once; prints cache hits, misses and signatures of each, as JSON."""
+
+CALL_ONE = """
+import json
+from tikv_br.formats import rawscan
+rawscan.measure(b"")
+from tikv_br.formats.kernels.rawscan import measure
+print(json.dumps([sum(measure.stats.cache_hits.values()), sum(measure.stats.cache_misses.values())]))
+"""
+"""Calls one kernel; prints its cache hits and misses, as JSON."""
