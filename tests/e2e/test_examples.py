@@ -75,6 +75,7 @@ REST = (
     "drill list",
     "drill show",
     "drill schedule",
+    "backup schedule",
     "backup pin",
     "backup unpin",
     "backup delete",

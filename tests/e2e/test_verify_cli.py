@@ -73,6 +73,25 @@ def test_every_finding_is_a_json_line(damaged: tuple[Path, set[str]]) -> None:
     assert last["message"].startswith("2 findings")
 
 
+def test_several_backups(golden: Path, damaged: tuple[Path, set[str]], tmp_path: Path) -> None:
+    """By URLs, or by ids below ``--storage``; those after a damaged one are verified, too, and each line names its backup."""
+    sound, (bad, names) = str(golden / "backups" / "v2" / "data"), damaged
+    done = tikv_br(str(bad), sound, str(tmp_path / "none"), "--output", "json")
+    found = lines(done)
+    assert {line["object"] for line in found if line["message_type"] == "finding"} == names
+    assert {line["storage"] for line in found if line["message_type"] == "finding"} == {f"local://{bad}"}
+    assert [line["storage"] for line in found if line["message_type"] == "summary"] == [f"local://{sound}"]
+    assert (done.returncode, found[-1]["name"]) == (32, "BackupDamaged")
+    assert found[-1]["message"].startswith("2 of 3 backups: 2 findings")
+    run_program(["list", str(tmp_path), "--rebuild"], environment=os.environ)
+    shutil.copytree(sound, tmp_path / "second")
+    listed = run_program(["list", str(tmp_path), "--rebuild", "--output", "json"], environment=os.environ)
+    ids = [line["id"] for line in lines(listed) if line["message_type"] == "backup"]
+    assert len(ids) == 2
+    assert tikv_br("--storage", str(tmp_path), *ids).stderr.count("backups: 2 findings") == 1
+    assert tikv_br(sound, sound, "--report", str(tmp_path / "report.json")).returncode == 2
+
+
 def test_people_get_a_table_of_findings(damaged: tuple[Path, set[str]]) -> None:
     """The table stands on stdout, the error on stderr, and nowhere is there a word of success."""
     folder, names = damaged

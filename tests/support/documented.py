@@ -38,6 +38,24 @@ def assert_documented(arguments: Sequence[str], lines: Sequence[dict[str, Any]])
         assert known is not None, f"docs/cli-json.md has no {kind!r} of {words}"
         assert IN_EVERY_LINE <= line.keys() <= known | IN_EVERY_LINE, (kind, line.keys() - known - IN_EVERY_LINE)
         assert line["schema_version"] == 2
+    if words != ["raw", "scan"]:
+        assert_total_has_all_steps(lines)
+
+
+def assert_total_has_all_steps(lines: Sequence[dict[str, Any]]) -> None:
+    """Fail if the seconds of a summary, which people see as total-take, are fewer than those of all steps together.
+
+    Also of steps that other operations have made for it, as the merge of a restore to a time; but not of steps within steps.
+    """
+    if not lines or lines[-1]["message_type"] != "summary" or "seconds" not in lines[-1]:
+        return
+    depth, took = 0, [0.0]
+    for line in lines:
+        if line["message_type"] == "step":
+            depth += 1 if line["state"] == "started" else -1
+            if line["state"] == "finished" and not depth:
+                took.append(line["seconds"])
+    assert sum(took) <= lines[-1]["seconds"] + 0.001 * len(took), (sum(took), lines[-1])  # each is rounded
 
 
 def checked(arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:

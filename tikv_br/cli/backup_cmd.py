@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from tikv_br.cli import backup_flags, kinds, shared
-from tikv_br.cli.command import command, flag
+from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.key_flags import ALLOW_INEXACT, LogSourceFlags, RangesFlags, parse_ts_or_latest
 from tikv_br.cli.output import KeyForm, reporting
 from tikv_br.cli.progress import progress_display
@@ -132,6 +133,21 @@ def backup_raw(flags: RawBackupFlags) -> None:
         }
         done = _run(draft, flags, wanted, others, partial(_back_up, flags))
     show_backup(flags.out, done)
+
+
+class BackupScheduleFlags(shared.ScheduleFlags):
+    words: list[str] = argument(REQUIRED, "-- FLAGS...", "Flags of `tikv-br backup raw`, after --.")
+
+
+@command("backup schedule", example="--print crontab --at 02:00 -- --pd 10.0.0.1:2379 --storage s3://backups/{time}")
+def schedule_backup(flags: BackupScheduleFlags, context: typer.Context) -> None:
+    """Print a crontab line or systemd units that run `backup raw` with flags."""
+    group = context.parent
+    if group is not None and isinstance(group.command, TyperGroup):
+        raw = group.command.get_command(group, "raw")
+        if raw is not None:  # refuse now, not at night, flags that it does not have
+            raw.make_parser(context).parse_args(list(flags.words))
+    flags.show("backup raw", flags.words)
 
 
 class TxnBackupFlags(backup_flags.BackupFlags):

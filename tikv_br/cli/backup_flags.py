@@ -203,9 +203,11 @@ def complete_id(context: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-def chosen_backup(name: str) -> Any:  # noqa: ANN401 - as `argument`
-    """The declaration of the backup as an argument; the flag `name` may have its URL or a root's URL instead."""
+def chosen_backup(name: str, *, many: bool = False) -> Any:  # noqa: ANN401 - as `argument`
+    """The declaration of the backup, or of ``many``, as an argument; the flag `name` may have its URL or a root's URL instead."""
     text = f"Backup: its URL, or the id or newest of those below {name} (default: the backup at {name} itself)."
+    if many:
+        return argument(None, "[URL|ID|newest]...", text, autocompletion=complete_id)
     return argument("", "[URL|ID|newest]", text, autocompletion=complete_id)
 
 

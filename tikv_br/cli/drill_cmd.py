@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -360,26 +359,16 @@ def show(flags: DrillShowFlags) -> None:
     out.table(("objective", "limit", "measured", ""), rows, prose=("objective",))
 
 
-class ScheduleFlags(shared.CommandFlags):
-    form: Literal["crontab", "systemd"] = flag(REQUIRED, "Format to print. Nothing is installed.", "--print")
+class DrillScheduleFlags(shared.ScheduleFlags):
     file: Path = flag(REQUIRED, "Config file of the drill.", "--for", metavar="FILE")
-    at: str = flag("03:30", "Time of day, in the machine's time zone.", metavar="HH:MM")
-    weekday: str = flag(
-        "", "Day of the week, as sunday, or of the month, as 1 (default: every day).", "--on", metavar="DAY"
-    )
 
 
 @command("drill schedule", example="--print crontab --for /etc/tikv-br/drill.toml --at 04:00")
-def schedule(flags: ScheduleFlags) -> None:
+def schedule(flags: DrillScheduleFlags) -> None:
     """Print a crontab line or systemd units that run drills."""
-    from tikv_br.drill.schedule import crontab, systemd
-
     if not flags.file.is_file():
         log.warning("%s does not exist: drills fail until it does", flags.file)
-    program = str(Path(sys.argv[0]).absolute())
-    words = [program, "drill", "run", "--config", str(flags.file.absolute())]
-    text = (crontab if flags.form == "crontab" else systemd)(words, flags.at, flags.weekday)
-    flags.out.result("schedule", {"text": text}, text.rstrip("\n"))
+    flags.show("drill run", ["--config", str(flags.file.absolute())])
 
 
 def _text(summary: Summary, target: str) -> str:

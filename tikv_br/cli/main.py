@@ -63,7 +63,7 @@ class Commands(LazyGroup):
                 ("list", "backups", "List the backups below a URL."),
                 ("show", "show", "Show the summary, the ranges or the files of a backup."),
                 ("cat", "show", "Print the value of a key in a backup. Exit code 13 if it has no such key."),
-                ("verify", "verify", "Verify a backup, or compare a cluster with it."),
+                ("verify", "verify", "Verify backups, or compare a cluster with them."),
                 ("diff", "diff", "Compare two clusters, or a cluster with a backup."),
                 ("export", "export", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
             ),

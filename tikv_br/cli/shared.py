@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tikv_br.cli import kinds, log, settings
-from tikv_br.cli.command import AroundFlags, Flags, flag
+from tikv_br.cli.command import REQUIRED, AroundFlags, Flags, flag
 from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import Output, OutputForm, failure_of
 from tikv_br.environment import STATE, needed_user_folder
@@ -181,6 +182,26 @@ class HookFlags(FailureHookFlags):
         """Return whether a failure is how the command is meant to end."""
         del failure
         return False
+
+
+class ScheduleFlags(CommandFlags):
+    """When a scheduled command runs, and who runs it."""
+
+    form: Literal["crontab", "systemd"] = flag(REQUIRED, "Format to print. Nothing is installed.", "--print")
+    at: str = flag("03:30", "Time of day, in the machine's time zone.", metavar="HH:MM")
+    weekday: str = flag(
+        "", "Day of the week, as sunday, or of the month, as 1 (default: every day).", "--on", metavar="DAY"
+    )
+
+    def show(self, command: str, words: Sequence[str]) -> None:
+        """Print what runs a command of this program with these words. Raises `UsageError`."""
+        from tikv_br.drill.schedule import crontab, systemd
+
+        program = str(Path(sys.argv[0]).absolute())
+        text = (crontab if self.form == "crontab" else systemd)(
+            [program, *command.split(), *words], self.at, self.weekday
+        )
+        self.out.result("schedule", {"text": text}, text.rstrip("\n"))
 
 
 # ----------------------------------------------------------------------------------------------- clusters, keys and tasks

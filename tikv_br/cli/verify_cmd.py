@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -11,17 +14,23 @@ from tikv_br.cli import backup_flags, key_flags, shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed, reporting
 from tikv_br.cli.progress import progress_display
+from tikv_br.errors import BackupSetError, ChecksumMismatch, TikvBrError, UsageError
 
 if TYPE_CHECKING:
+    from tikv_br.storage.url import StorageLocation
     from tikv_br.verify.options import Finding
     from tikv_br.verify.run import VerifySummary
+
+logger = logging.getLogger(__name__)
 
 
 class ComparedFlags(shared.ClusterFlags):
     pd: list[str] = shared.pd("PD endpoints of the cluster to compare with (--level restore only).")
 
 
-class VerifyFlags(backup_flags.ChosenBackupFlags):
+class VerifyFlags(backup_flags.IndexFlags):
+    chosen: list[str] | None = backup_flags.chosen_backup("--storage", many=True)
+    storage: str = backup_flags.CHOSEN_STORAGE()
     level: Literal["meta", "files", "data", "restore"] = flag(
         "files",
         "meta: metadata and file list. files: also file checksums. data: also every row. restore: compare the cluster at --pd with the "
@@ -43,9 +52,33 @@ class VerifyFlags(backup_flags.ChosenBackupFlags):
 
 @command("verify", example="s3://backups/monday --level data")
 def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
-    """Verify a backup, or compare a cluster with it."""
+    """Verify backups, or compare a cluster with them.
+
+    All are looked at, also after one with a finding.
+    """
+    places = [
+        partial(backup_flags.choose, context, flags.storage_flags, "storage", each, flags.storage)
+        for each in flags.chosen or [""]
+    ]
+    if len(places) > 1 and flags.report:
+        raise UsageError("--report is about one backup", hint="Omit it, or pass one backup.")
+    failures: list[TikvBrError] = []
+    for place in places:
+        try:
+            _verify(flags, place)
+        except (BackupSetError, ChecksumMismatch) as error:
+            if len(places) == 1:
+                raise
+            logger.warning("%s", error.message)
+            failures.append(error)
+    if failures:
+        first = failures[0]
+        raise type(first)(f"{len(failures)} of {len(places)} backups: {first.message}", hint=first.hint)
+
+
+def _verify(flags: VerifyFlags, place: Callable[[], StorageLocation]) -> None:
     with reporting("verify", flags.report) as draft:
-        location = draft.place = flags.choose(context)
+        location = draft.place = place()
         draft.cluster = ",".join(flags.cluster.pd) if flags.level == "restore" else ""
         from tikv_br.verify.options import Level, Subset, VerifyOptions
         from tikv_br.verify.run import verify
@@ -64,7 +97,7 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
         def note(finding: Finding) -> None:
             findings.append(finding)
             draft.found(finding.object, finding.cause)
-            out.result("finding", asdict(finding))
+            out.result("finding", asdict(finding) | {"storage": location.redacted()})
 
         try:
             with progress_display(out) as display:
@@ -72,7 +105,9 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
         finally:
             if findings:
                 rows = [(finding.object, finding.level.value, finding.cause) for finding in findings]
-                out.table(("object", "level", "cause"), rows, title="Findings", prose=("cause",))
+                out.table(
+                    ("object", "level", "cause"), rows, title=f"Findings in {location.redacted()}", prose=("cause",)
+                )
         draft.done(asdict(summary), _figures(summary))
         draft.keys, draft.bytes = summary.rows_checked, summary.bytes_read
     out.result("summary", asdict(summary), listed("Verified: no problems found", _figures(summary)))

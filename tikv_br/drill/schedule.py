@@ -1,4 +1,4 @@
-"""A line for cron and units for systemd that run drills. Pure: nothing is installed."""
+"""A line for cron and units for systemd that run a drill or a backup. Pure: nothing is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORT = tuple(day[:3] for day in _DAYS)
 
 
 def crontab(command: Sequence[str], at: str, day: str = "") -> str:
-    """A line for ``crontab -e``. Cron mails the output: nothing unless the drill fails or warns. Raises `UsageError`.
+    """A line for ``crontab -e``. Cron mails the output: nothing unless the command fails or warns. Raises `UsageError`.
 
     ``day`` is a day of the week, or of the month as a number; ``""`` = every day.
     """
@@ -31,13 +31,13 @@ def systemd(command: Sequence[str], at: str, day: str = "") -> str:
     date = f"{_day_of_month(day):02d}" if day.strip().isdecimal() else "*"
     weekday = f"{_weekday(day).capitalize()} " if day and date == "*" else ""
     # % begins a specifier, $ a variable.
-    line = " ".join(_quoted(word) for word in command)
+    line, name = " ".join(_quoted(word) for word in command), command[1]
+    description = f"[Unit]\nDescription={name.capitalize()} of tikv-br"
     return (
-        "# /etc/systemd/system/tikv-br-drill.service\n"
-        "[Unit]\nDescription=Recovery drill of tikv-br\nAfter=network-online.target\nWants=network-online.target\n\n"
-        f"[Service]\nType=oneshot\nExecStart={line}\n# Time for the drill to clean up.\nTimeoutStopSec=10min\n\n"
-        "# /etc/systemd/system/tikv-br-drill.timer\n"
-        "[Unit]\nDescription=Recovery drill of tikv-br\n\n"
+        f"# /etc/systemd/system/tikv-br-{name}.service\n"
+        f"{description}\nAfter=network-online.target\nWants=network-online.target\n\n"
+        f"[Service]\nType=oneshot\nExecStart={line}\n# Time to clean up.\nTimeoutStopSec=10min\n\n"
+        f"# /etc/systemd/system/tikv-br-{name}.timer\n{description}\n\n"
         f"[Timer]\nOnCalendar={weekday}*-*-{date} {hour:02d}:{minute:02d}:00\nPersistent=true\n\n"
         "[Install]\nWantedBy=timers.target\n"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tikv_br.cli.main import run
 from tikv_br.drill.schedule import crontab, systemd
 from tikv_br.errors import UsageError
 
@@ -74,3 +75,19 @@ def test_systemd_takes_the_units_that_are_printed(tmp_path: Path) -> None:
     if analyze is not None:
         done = subprocess.run([analyze, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
         assert not [line for line in done.stderr.splitlines() if "tikv-br-drill" in line], done.stderr
+
+
+def test_a_backup_is_scheduled_with_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both forms have the flags behind ``--``, quoted; those that `backup raw` does not have are refused."""
+    words = ["backup", "schedule", "--at", "02:00", "--on", "mon", "--print"]
+    flags = ["--", "--pd", "10.0.0.1:2379", "--storage", "s3://b/{time:%Y}", "--checksum"]
+    assert run([*words, "crontab", *flags]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("0 2 * * 1 ")
+    assert line.endswith(r" backup raw --pd 10.0.0.1:2379 --storage 's3://b/{time:\%Y}' --checksum --quiet" "\n")
+    assert run([*words, "systemd", *flags]) == 0
+    units = capsys.readouterr().out
+    assert "/etc/systemd/system/tikv-br-backup.timer\n" in units
+    assert ' backup raw --pd 10.0.0.1:2379 --storage "s3://b/{time:%%Y}" --checksum\n' in units
+    assert run([*words, "crontab", *flags, "--chekcsum"]) == 2
+    assert "No such option: --chekcsum" in capsys.readouterr().err
