@@ -20,7 +20,7 @@ TIERS = ("unit", "golden", "integration", "interop", "e2e")
 
 # A deadline measures the machine, not the code.
 OF_THE_MACHINE = [hypothesis.HealthCheck.too_slow]
-for profile, examples in (("fast", 20), ("thorough", 200)):
+for profile, examples in (("fast", 20), ("thorough", 100)):
     hypothesis.settings.register_profile(
         profile, deadline=None, max_examples=examples, print_blob=True, suppress_health_check=OF_THE_MACHINE
     )

@@ -115,15 +115,6 @@ def test_restore_by_uploads(place: Place, target: LiveCluster) -> None:
     assert contents(target) == ROWS
 
 
-def test_diff(place: Place, target: LiveCluster) -> None:
-    """The one key that differs is found."""
-    target.raw().batch_put(ROWS | {b"key0007": b"other"})
-    command = ("diff", "--pd", place.source.pd, "--other-pd", target.pd, *place.on_spark(), *ONE, "--output", "json")
-    done = tikv_br(*command, timeout=LONG)
-    found = [bytes.fromhex(line["key"]) for line in done.lines if line["message_type"] == "different_key"]
-    assert (done.code, found) == (60, [b"key0007"])
-
-
 def test_load(place: Place, target: LiveCluster) -> None:
     """The rows of a table are in the target."""
     rows = {f"load{number}": f"row {number}" for number in range(100)}

@@ -16,7 +16,7 @@ def pair() -> Iterator[Pair]:
         yield pair
 
 
-@pytest.mark.parametrize("seed", range(1, 51))
+@pytest.mark.parametrize("seed", range(1, 31))
 def test_nothing_differs_in_the_end(pair: Pair, seed: int) -> None:
     """Each command succeeds, or says why not with a code of its own and succeeds when it is run again; then all rows are there."""
     tally = run_seed(pair, seed)
