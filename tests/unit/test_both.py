@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from tests.real.both import Verdict, verdict
+from tests.real.both import SETTINGS, Verdict, verdict
+from tests.support.real_servers import Shape
+from tikv_br.playground.settings import Settings
 
 BEGIN = """
 import pytest
@@ -61,3 +64,9 @@ def test_a_test_needs_what_it_reaches(tmp_path: Path, test: str, *, clusters: bo
     path.write_text(f"{BEGIN}\n\n{test}\n")
     found = verdict(path, "test")
     assert found == Verdict(clusters, frozenset(reasons))
+
+
+def test_each_setting_is_one_of_real_servers_or_of_a_playground_only() -> None:
+    """One that is neither would be passed to real servers, which do not have it."""
+    ours, theirs = ({each.name for each in fields(kind)} for kind in (Settings, Shape))
+    assert ours - theirs - {"directory"} == set(SETTINGS)
