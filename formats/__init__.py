@@ -14,6 +14,6 @@ Modules, in reading order:
 - `rawscan`, `cdc`: pages of RawScan, events of change feeds
 - `sst`, `parquet`: data files
 - `kernels`, `jit`, `precompile`: loops over Arrow memory, and their compilation at the first call or ahead of it
-- `json_types`: types of parsed JSON
+- `json_types`, `numbers`: types of parsed JSON, numbers in text
 - `loadgen`: generated rows for load tests
 """

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from tikv_br.cluster.config import split_address
 from tikv_br.errors import UsageError
+from tikv_br.formats.numbers import parse_decimal
 from tikv_br.incremental.kafka.messages import (
     MAX_BATCH_SIZE,
     MAX_MESSAGE_BYTES,
@@ -89,9 +90,19 @@ def _text(value: object) -> str:
     return str(value)
 
 
+def split_url(url: str) -> SplitResult:
+    """The parts of the address of a sink; a # ends none of them. Raises `UsageError`, without the address, which may hold a password."""
+    try:
+        return urlsplit(url, allow_fragments=False)
+    except ValueError:
+        raise UsageError(
+            "the address does not parse", hint="Write an IPv6 address in brackets, as [::1]:9092."
+        ) from None
+
+
 def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
     """Parse a ``kafka://`` address. User and password may also come from `environ`. Raises `UsageError`."""
-    parts = urlsplit(url, allow_fragments=False)
+    parts = split_url(url)
     if parts.scheme != "kafka":
         raise UsageError("this is not a kafka:// address", hint=f"Pass {FORM}.")
     if "@" in parts.path or ("@" in parts.query and not parts.path):  # the message must not show part of a password
@@ -216,9 +227,9 @@ def _choice(choices: tuple[str, ...], normal: Callable[[str], str]) -> Callable[
 
 def _number(most: int) -> Callable[[str, str], int]:
     def parsed(name: str, text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
+        if not (number := parse_decimal(text, most)):
             raise UsageError(f"{name}={text} is not valid", hint=f"Pass a number from 1 to {most}.")
-        return int(text)
+        return number
 
     return parsed
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from tikv_br.archive.records import check_id
 from tikv_br.cluster.config import parse_addresses
@@ -14,7 +14,7 @@ from tikv_br.errors import ApiVersionMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.incremental.kafka import url as kafka_url
-from tikv_br.incremental.kafka.url import KafkaUrl
+from tikv_br.incremental.kafka.url import KafkaUrl, split_url
 from tikv_br.storage.url import StorageLocation
 from tikv_br.storage.url import parse as parse_location
 
@@ -109,7 +109,10 @@ def parse(url: str, locate: Callable[[str], StorageLocation] = parse_location) -
     """Parse the address of a sink; `locate` reads the address of a storage. Raises `UsageError`."""
     if url == "-":
         return StdoutTarget()
-    parts = urlsplit(url, allow_fragments=False)  # else the part after a # would be ignored
+    try:
+        parts = split_url(url)
+    except UsageError as error:
+        raise UsageError(f"--sink: {error.message}", hint=f"Pass one of {FORMS}.") from None
     match parts.scheme:
         case "tikv":
             return _tikv(parts.netloc + parts.path.rstrip("/"), parts.query)

@@ -26,6 +26,7 @@ from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, TikvBrError,
 from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import format_key, parse_key, show_key
+from tikv_br.formats.numbers import parse_decimal
 from tikv_br.redaction import visible, visible_lines
 from tikv_br.report import draft
 from tikv_br.report.draft import Draft
@@ -34,14 +35,14 @@ LIST_WIDTH = 60
 """A terminal narrower than this gets a list of lines instead of a table without some columns."""
 MIN_PROSE = 16
 DEFAULT_WIDTH = 80
+MAX_WIDTH = 100_000
 GAP = 2
 
 
 def width_of(stream: TextIO) -> int | None:
     """Columns of a terminal or of ``COLUMNS``; None = no limit, as in a pipe or a file."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    if given := parse_decimal(os.environ.get("COLUMNS", ""), MAX_WIDTH):
+        return given
     if not stream.isatty():
         return None
     try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tikv_br.errors import ClusterTlsError, UsageError
+from tikv_br.formats.numbers import parse_decimal
 from tikv_br.retry import RetryPolicy
 
 PROBE_TIMEOUT = 3.0
@@ -224,12 +225,13 @@ def bare_address(url: str) -> str:
 
 def split_address(address: str) -> tuple[str, int]:
     """Host, without the brackets of IPv6, and port of ``host:port``. Raises `UsageError`."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) <= MAX_PORT:
+    host, _, digits = address.rpartition(":")
+    port = parse_decimal(digits, MAX_PORT)
+    if not host or not port:
         raise UsageError(f"{address!r} is not an address of the form host:port")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise UsageError(
             f"{address!r} is not an address of the form host:port",
             hint=f"Write an IPv6 address in brackets: [{host}]:{port}.",
         )
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host.removeprefix("[").removesuffix("]"), port

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from tikv_br.errors import UsageError
+from tikv_br.formats.numbers import parse_decimal
 
 LOGICAL_BITS = 18
 MAX_TS = 2**64 - 1
@@ -79,8 +80,8 @@ def parse_ts(text: str, name: str, now: Callable[[], float] = time.time) -> int:
     Ages and days count from ``now()``: PD's time wherever a PD is given. Raises `UsageError`, and what ``now`` raises.
     """
     text = text.strip()
-    if text.isdecimal() and 0 < int(text) <= MAX_TS:
-        return int(text)
+    if ts := parse_decimal(text, MAX_TS):
+        return ts
     with contextlib.suppress(ValueError, OverflowError):
         if found := _AGE_FORM.fullmatch(text):
             parts = re.findall(r"(\d+) *([a-z])", (found[1] or found[2]).lower())

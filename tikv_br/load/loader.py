@@ -27,6 +27,7 @@ from tikv_br.formats import columns
 from tikv_br.formats.errors import FormatError, InvalidKeyText
 from tikv_br.formats.keys.text import parse_key, show_key
 from tikv_br.formats.loadgen import generate
+from tikv_br.formats.numbers import parse_decimal
 from tikv_br.formats.order import by_key
 from tikv_br.formats.rows import unexpired
 from tikv_br.progress_events import Reporter, TasksProgress, silent
@@ -177,9 +178,9 @@ def _expiry(fields: Fields, now: Callable[[], int]) -> int:
 
 def _seconds(fields: Fields, name: str, most: int) -> int:
     text = str(fields.get(name) or 0)
-    if not (text.isascii() and text.isdigit() and int(text) <= most):
+    if (number := parse_decimal(text, most)) is None:
         raise ValueError(f"`{name}` {text!r} is not a number of seconds (0 = never)")
-    return int(text)
+    return number
 
 
 def _parquet(path: Path, now: Callable[[], int]) -> RowSource:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -211,7 +211,7 @@ class Site:
     def _answer(self, request: HttpRequest) -> HttpResponse:
         if not self._token and not is_local_name(request.header("Host")):
             return HttpResponse(TEXT, FOREIGN_HOST, HTTPStatus.FORBIDDEN)
-        url = urlsplit(request.target)
+        url = request.url
         if request.method == "POST":
             return self._log_in(url.path, request)
         authorized = self._is_authorized(request)

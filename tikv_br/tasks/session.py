@@ -31,6 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from tikv_br import __version__, pandas_import
 from tikv_br.environment import has_current_folder, install_hint, is_installed
 from tikv_br.errors import SparkUnavailable, SparkWorkerUnfit, TaskFailed, UsageError
+from tikv_br.formats.numbers import parse_decimal
 from tikv_br.tasks import shipped
 from tikv_br.tasks.settings import LOOPBACK, NO_SETTINGS, SessionPlan, SparkSettings, check_settings, is_local
 
@@ -298,7 +299,7 @@ def _check_installation() -> None:
 def was_submitted() -> bool:
     """Whether spark-submit started this process. Raises `SparkUnavailable` if the variable that says so is not its own."""
     port = os.environ.get(_SUBMITTED)
-    if port is not None and not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    if port is not None and parse_decimal(port, (1 << 16) - 1) is None:
         raise SparkUnavailable(f"{_SUBMITTED}={port} is not a port", hint=f"Unset {_SUBMITTED}.")
     return port is not None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tikv_br.errors import UsageError
+from tikv_br.formats.numbers import parse_decimal
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -141,7 +142,7 @@ class SessionPlan:
 
 def _limits(master: str, concurrency: int, executor_cores: str) -> dict[str, str]:
     """Return settings that limit concurrent tasks on a cluster whose tasks take one core each."""
-    cores = min(int(executor_cores), concurrency) if executor_cores.isdigit() else 0
+    cores = min(parse_decimal(executor_cores, 1 << 16) or 0, concurrency)
     own = (
         {"spark.executor.cores": str(cores)} if cores else {}
     )  # an executor that is larger than the limit never starts

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from tikv_br.errors import StorageReadOnly, UsageError
+from tikv_br.formats.numbers import parse_decimal
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.local import Hints, storage_errors
 
@@ -30,10 +31,10 @@ class Address:
     @classmethod
     def parse(cls, text: str, flag: str = "--status-addr") -> Address:
         """Parse ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone, which means loopback. Raises `UsageError`, which names `flag`."""
-        host, _, port = text.rpartition(":")
-        if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        host, _, digits = text.rpartition(":")
+        if (port := parse_decimal(digits, 65535)) is None:
             raise UsageError(f"{flag} {text!r} is not an address", hint="Pass HOST:PORT, for example 127.0.0.1:8300.")
-        return cls(host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port))
+        return cls(host.removeprefix("[").removesuffix("]") or LOOPBACK, port)
 
     @property
     def is_loopback(self) -> bool:

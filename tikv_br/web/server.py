@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from tikv_br.errors import UsageError
 from tikv_br.storage.crypter import SecretText
@@ -48,6 +49,14 @@ class HttpRequest:
     headers: Mapping[str, str]
     """Headers by lower-case name."""
     body: bytes = b""
+
+    @property
+    def url(self) -> SplitResult:
+        """The parts of the target; empty ones if it does not parse."""
+        try:
+            return urlsplit(self.target)
+        except ValueError:
+            return urlsplit("")
 
     def header(self, name: str) -> str:
         """The value of a header; empty without it."""

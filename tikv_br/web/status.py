@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
@@ -59,7 +58,7 @@ class StatusApi:
     def answer(self, request: HttpRequest) -> HttpResponse:
         if not self._key and not self._address.is_named_by(request.header("Host")):
             return FOREIGN_HOST
-        path = urlsplit(request.target).path
+        path = request.url.path
         authorized = is_bearer(request.header("Authorization"), self._key)
         if path != "/healthz" and not authorized:
             return KEY_REQUIRED

@@ -247,9 +247,9 @@ def test_every_answer_forbids_scripts_and_frames(target: str, token: SecretText)
 def test_paths() -> None:
     """Others do not exist."""
     of = site()
-    assert [ask(of, target).code for target in ("/", "/healthz", "/nowhere", "/../web.py", "/index.html")] == [
+    assert [ask(of, target).code for target in ("/", "/healthz", "/nowhere", "/../web.py", "/index.html", "//[")] == [
         *(200, 200),
-        *(404, 404, 404),
+        *(404, 404, 404, 404),
     ]
 
 

@@ -105,6 +105,8 @@ def test_reads_parameters(url: str, expected: dict[str, object]) -> None:
         (f"{BARE}?sasl-user=u&sasl-password=p", "sasl-mechanism is missing"),
         (f"{BARE}?sasl-user=u&sasl-password=p&sasl-mechanism=GSSAPI", "GSSAPI"),
         (f"{BARE}?sasl-user=u&sasl-password=p&sasl-mechanism=PLAIN", "which others could read"),
+        ("kafka://[::1/topic", "does not parse"),
+        ("kafka://user:hidden@\u2100/topic", "does not parse"),
     ],
 )
 def test_refuses_what_is_no_address(url: str, why: str) -> None:
@@ -114,6 +116,7 @@ def test_refuses_what_is_no_address(url: str, why: str) -> None:
     assert caught.value.hint or why == "together"
     with pytest.raises(UsageError, match=f"--sink: .*{why}"):
         parse_sink(url)
+    assert "hidden" not in caught.value.message
 
 
 def test_secrets_from_the_environment() -> None:
