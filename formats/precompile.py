@@ -101,7 +101,7 @@ def make_extension() -> bool:
                     exported(_of_tuples(kernel, signature))
 
         def flags() -> Any:  # noqa: ANN401 - numba has no types
-            """As `jit.njit` sets them: it has no option for that."""
+            """The flags that `jit.njit` sets: `numba` has no option to read them."""
             made = compiler.Flags()
             made.release_gil, made.error_model = True, "numpy"
             return made

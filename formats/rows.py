@@ -21,7 +21,7 @@ from tikv_br.formats.keys.text import show_key
 
 REASONS = {
     kernels.NO_DATA_PREFIX: "the key does not begin with z",
-    kernels.BAD_LENGTH: "the key's length is not that of a memcomparable key with a timestamp",
+    kernels.BAD_LENGTH: "the key does not have the length of a memcomparable key with a timestamp",
     kernels.BAD_MARKER: "the key has an impossible group marker",
     kernels.BAD_PADDING: "the key is padded with bytes that are not zero",
     kernels.OTHER_KEYSPACE: "the key is not of keyspace {keyspace}",

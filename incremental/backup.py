@@ -132,7 +132,7 @@ def protect_from_gc(context: IncrementContext) -> None:
         return
     if context.backup_ts <= since_ts:
         raise UsageError(
-            "nothing to back up yet: the new backup-ts would be before that of --base",
+            "nothing to back up yet: the new backup-ts would be before the backup-ts of --base",
             hint="Wait a minute (--safe-interval), then run the same command again.",
         )
     context.keeper = safe_point_keeper(cluster, context.safe_point_name, since_ts, options.gc_ttl)

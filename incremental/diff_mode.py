@@ -102,7 +102,7 @@ class RangePass:
 
 
 class _PassStopped(Exception):
-    """Ends the current pass."""
+    """Raised to end the current pass."""
 
 
 class DiffMode:

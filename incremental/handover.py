@@ -324,6 +324,6 @@ def _lower_by_cache_age(ts: int, cluster: Cluster) -> int:
         f"cannot start at --from-backup-ts {ts}: the GC safe point is {passed}, beyond {lowered}, which is {margin:g} s "
         f"before it. Stores use timestamps up to {age:g} s old, so a sync must start that much earlier, except at a backup-ts, and "
         f"no backup has a safe point at {ts - 1} in PD",
-        hint="Pass --from-backup URL if the timestamp is that of a backup of tikv-br. Otherwise take a new backup with a "
+        hint="Pass --from-backup URL if the timestamp is the backup-ts of a backup of tikv-br. Otherwise take a new backup with a "
         "--gc-ttl that lasts until the sync starts, restore it, and start from it.",
     )

@@ -123,9 +123,15 @@ def failure_of_machine(error: BaseException) -> MachineUnfit | None:
     number = error.errno if isinstance(error, OSError) else None
     found: tuple[str, str] | None = None
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
-        found = "there is not enough memory", "Raise the limit of this process (ulimit -v, or that of the container)."
+        found = (
+            "there is not enough memory",
+            "Raise the limit of this process (ulimit -v, or the limit of the container).",
+        )
     elif isinstance(error, RuntimeError) and "start new thread" in str(error):
-        found = "no more threads can be started", "Raise the limit of processes (ulimit -u, or that of the container)."
+        found = (
+            "no more threads can be started",
+            "Raise the limit of processes (ulimit -u, or the limit of the container).",
+        )
     elif number in {errno.EMFILE, errno.ENFILE}:
         found = "too many files are open", "Raise the limit of open files: ulimit -n 4096."
     elif isinstance(error, OSError) and not has_current_folder():

@@ -233,7 +233,7 @@ def _is_exact(record: object, content: bytes) -> bool:
 
 
 def _check_fields(record: object, content: Any, where: str) -> None:  # noqa: ANN401 - any JSON
-    """Check what msgspec does not: that no field is unknown or missing, and integers are those of 64 bits."""
+    """Check what msgspec does not: that no field is unknown or missing, and integers have at most 64 bits."""
     if dataclasses.is_dataclass(record):
         kind: Any = type(record)
         names, _, later, *_ = _fields(kind)

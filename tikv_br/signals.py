@@ -25,7 +25,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 SETTLE_SECONDS = 1.0
 """Seconds that the end of a block waits for what its signals started."""
 _SETTLE = b"\0"
-"""What the end of a block writes between the numbers of signals."""
+"""Byte that the end of a block writes between the numbers of signals."""
 
 
 def raise_from_now() -> None:
@@ -116,7 +116,7 @@ class _Receiver:
 
 
 _receivers: list[_Receiver] = []
-"""Of the blocks that the main thread is in; the last one gets the signals."""
+"""Receivers of the blocks that the main thread is in; the last one gets the signals."""
 _settled: dict[int, threading.Event] = {}
 _pipe: list[int] = []
 """The end that Python writes to, while this process has the thread that reads the other one."""

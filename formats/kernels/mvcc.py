@@ -99,7 +99,7 @@ def decode_records(offsets: Offsets, data: Bytes) -> tuple[int, int, Numbers, Nu
 def first_mismatch(
     offsets: Offsets, data: Bytes, start_ts: Numbers, rows: Offsets, other_offsets: Offsets, other: Bytes
 ) -> tuple[int, int]:
-    """Compare data keys of ``write``, at these rows and with start ts, with those of ``default``, one by one.
+    """Compare data keys of ``write``, at these rows and with start ts, with the data keys of ``default``, one by one.
 
     Returns the first index at which they differ and the sign of the key of ``write`` minus the other; sign 0 = all are equal.
     The keys were checked by `decode_txn_keys`.

@@ -11,15 +11,7 @@ from typing import NamedTuple
 
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.keys.text import show_key
-from tikv_br.formats.sst.block import (
-    TRAILER_SIZE,
-    BlockReader,
-    Footer,
-    entries,
-    entries_end,
-    extents,
-    read_footer,
-)
+from tikv_br.formats.sst.block import TRAILER_SIZE, BlockReader, Footer, entries, entries_end, extents, read_footer
 from tikv_br.formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, zigzag
 from tikv_br.formats.sst.source import RandomAccess, TailCache
 

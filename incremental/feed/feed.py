@@ -27,14 +27,7 @@ from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
-from tikv_br.errors import (
-    ClusterTlsError,
-    ClusterUnfit,
-    RequestRefused,
-    RetryBudgetExhausted,
-    TikvBrError,
-    UsageError,
-)
+from tikv_br.errors import ClusterTlsError, ClusterUnfit, RequestRefused, RetryBudgetExhausted, TikvBrError, UsageError
 from tikv_br.formats import cdc, columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.cdc import ChangeEvent

@@ -59,7 +59,7 @@ class ChangefeedState(enum.StrEnum):
 Timestamp: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 """A timestamp of PD."""
 LaterTimestamp: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""One that may not be known yet: 0."""
+"""A timestamp that may not be known yet: 0."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 """A number or size that programs can compute with."""
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]

@@ -48,7 +48,7 @@ class MessageEncoding(StrEnum):
 
 
 class KeyEncoding(StrEnum):
-    """Encoding of keys in the protocol json, if it is not that of values."""
+    """Encoding of keys in the protocol json, if keys are encoded otherwise than values."""
 
     SAME = "same"
     TEXT = "text"

@@ -100,7 +100,7 @@ class TopicFeed:
         keyspace_id: int | None = None,
         resolved_seconds: float = RESOLVED_SECONDS,
     ) -> None:
-        """Ends once everything up to `until_ts` is resolved; with `once`, where the partitions end in `starts`.
+        """The feed ends once everything up to `until_ts` is resolved; with `once`, where the partitions end in `starts`.
 
         `keys` removes prefixes; None = there are none, and resolved-ts will come. `keyspace_id` is the only one allowed; None = any.
         """

@@ -290,7 +290,7 @@ def test_files_of_one_family_that_overlap(recorded: Path, store: ObjectStore) ->
     again.name = f"again_{file.name.replace('/', '_')}"
     store.put(again.name, store.get(file.name))
     store.put("backupmeta", meta.SerializeToString())
-    assert any("overlaps that of" in finding.cause for finding in findings(store, Level.META))
+    assert any("overlaps the range of" in finding.cause for finding in findings(store, Level.META))
 
 
 def test_an_index_with_both_modes(golden: Path, recorded: Path, tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
 from tikv_br.cluster.timestamps import compose
-from tikv_br.drill.notify import notify
 from tikv_br.drill.objectives import Measured, Objectives, judge
+from tikv_br.drill.report import notify
 from tikv_br.gc.metrics import WorkerFigures, write_metrics
 from tikv_br.gc.status import report
 from tikv_br.report.hooks import Hooks

@@ -140,7 +140,7 @@ class LogArchive:
     segments: tuple[Segment, ...]
     """Segments by `from_ts`, except those that are damaged, lack a file or are in `replaced`."""
     replaced: tuple[Segment, ...] = ()
-    """Those that others of `segments` replace, as long as they are not removed. Readers do not need them."""
+    """Segments that others of `segments` replace, until they are removed. Readers do not need them."""
     damage: tuple[DamagedObject, ...] = ()
     checkpoint_ts: int = 0
     """The writer has confirmed everything up to this; 0 = unknown, it keeps its checkpoint elsewhere."""
@@ -217,7 +217,7 @@ class LogArchive:
         )
 
     def codec(self, keyspace: str = "") -> KeyCodec:
-        """The codec of the keyspace with an id or a recorded name; that of the only one for ``""``. Raises `UsageError`."""
+        """The codec of the keyspace with an id or a recorded name; ``""``: of the only keyspace. Raises `UsageError`."""
         names = self.description.names
         found = [id_ for id_, name in names.items() if keyspace in {"", str(id_), name}]
         if len(found) == 1:

@@ -86,7 +86,7 @@ class LogDescription:
 
     @property
     def format_version(self) -> int:
-        """2 if there are several keyspaces: readers of version 1 decode all keys as those of the first."""
+        """2 if there are several keyspaces: readers of version 1 decode all keys as if they were in the first."""
         return 2 if self.keyspace_names else 1
 
     @property
@@ -191,7 +191,7 @@ class Segment:
 
     @property
     def replaced(self) -> set[str]:
-        """Those of `replaces` that it can replace by their names: within its times, and of its span. Others stay."""
+        """Names in `replaces` of segments that this one can replace: within its times, and of its span. Others stay."""
         parsed = {name: SegmentName.parse(name) for name in self.replaces}
         return {
             name
@@ -282,7 +282,7 @@ class DamagedObject:
 
 
 def newest_checkpoint(store: ObjectStore, folder: str, changefeed_id: str) -> Checkpoint | None:
-    """That of the owner with the highest epoch; None before the first. Raises `BackupDamaged`, `BackupUnsupported`."""
+    """The checkpoint of the owner with the highest epoch; None before the first. Raises `BackupDamaged`, `BackupUnsupported`."""
     # A listing during a takeover may miss the old owner's file, already removed, and the new owner's, not there yet.
     while saved := _names(store, folder) or _names(store, folder):
         epoch = max(saved)
@@ -342,7 +342,7 @@ def read_segment(
     except (BackupDamaged, StorageObjectMissing) as error:
         return DamagedObject(name, f"{name} is missing" if isinstance(error, StorageObjectMissing) else error.message)
     if found.name != name or found.log_id != log_id:
-        return DamagedObject(name, f"{name} is damaged: its content is that of {found.name}")
+        return DamagedObject(name, f"{name} is damaged: it has the content of {found.name}")
     for file in found.files:
         if not file.name.startswith(f"{log_id}/{DATA}/"):
             return DamagedObject(name, f"{name} is damaged: {file.name} is not a data file of this log")

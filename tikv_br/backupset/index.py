@@ -244,7 +244,7 @@ class _Snapshot:
 
     @property
     def format_version(self) -> int:
-        """That of the newest entry."""
+        """The version of the newest entry."""
         return max((entry.format_version for entry in self.entries), default=1)
 
 

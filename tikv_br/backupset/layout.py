@@ -50,7 +50,7 @@ def is_part(name: str) -> bool:
 
 
 def own(names: Iterable[str]) -> list[str]:
-    """Those of the names at a path that lie in no other backup, complete or not, in a folder below it."""
+    """The names at a path that belong to its own backup, not to another one, complete or not, in a folder below it."""
     listed = list(names)
     others = tuple(
         {

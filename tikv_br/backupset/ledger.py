@@ -171,7 +171,7 @@ def has_its_files(entry: LedgerEntry, sizes: Mapping[str, int]) -> bool:
 
 
 def without_overlaps(entries: Iterable[R]) -> list[R]:
-    """Those to resume from: no two share a key. In the order of keys.
+    """Entries to resume from: no two share a key. In the order of keys.
 
     Intervals may overlap where a task of a run that was killed ended after the next run had planned again.
     """

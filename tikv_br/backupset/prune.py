@@ -182,7 +182,7 @@ def _files_named_by(meta: bytes, index: Index, path: str, backup_id: str) -> tup
     """
     if entry_id(path, hashlib.sha256(meta).digest()) != backup_id:
         raise BackupDamaged(
-            f"cannot remove {path}: its {layout.META} is not that of backup {backup_id}", hint=MANUAL_HINT
+            f"cannot remove {path}: its {layout.META} belongs to another backup than {backup_id}", hint=MANUAL_HINT
         )
     try:
         names = tuple(file.name for file in _decode(meta, index.root.location.crypter))
@@ -420,7 +420,7 @@ class PrunePlan:
 
     @property
     def interrupted(self) -> list[Removal]:
-        """Those of `interrupted_removals` whose backup is not complete any more."""
+        """Removals in `interrupted_removals` whose backup is not complete any more."""
         whole = {decision.listed.entry.id for decision in self.decisions}
         return [removal for removal in self.interrupted_removals if removal.id not in whole]
 
@@ -442,7 +442,7 @@ def plan(index: Index, policy: Policy, *, include_foreign: bool = False) -> Prun
     found = list(zip(listed, run_on_threads(examine, listed, THREADS, "prune"), strict=True))
     present = [what for _each, what in found if isinstance(what, ListedBackup)]
     refused = [(each.entry, what) for each, what in found if isinstance(what, TikvBrError)]
-    # Whose own records were read: not those of other tools, nor those whose key is not here.
+    # Backups whose own records were read: not backups of other tools, nor encrypted ones whose key is not here.
     read = {what.entry.path for each, what in found if isinstance(what, ListedBackup) and what.entry is not each.entry}
 
     def decide(others: Iterable[IndexEntry]) -> tuple[RetentionDecision, ...]:

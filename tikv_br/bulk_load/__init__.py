@@ -1,7 +1,7 @@
 """Loads the rows of any Spark input into a cluster as SSTs, or by puts.
 
-The rows become a temporary backup of the target's API version, which is then restored: split, scatter, ingest, resume and comparison are
-those of a restore.
+The rows become a temporary backup of the target's API version, which is then restored; splitting, scattering, ingesting,
+resuming and comparing are done by the code of a restore.
 
 Modules, in reading order:
 

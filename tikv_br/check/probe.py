@@ -116,7 +116,7 @@ class CheckOptions:
     cluster: ClusterConfig
     storage: StorageLocation | None = None
     tasks: ExecutorOptions = field(default_factory=ExecutorOptions)
-    """They say whether Java and Spark are needed."""
+    """Whether Java and Spark are needed follows from them."""
     timeout: float = 10.0
     """Maximum duration of one probe."""
     send_credentials: bool = True

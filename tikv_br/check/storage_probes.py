@@ -87,7 +87,7 @@ def judge_answers(answers: Mapping[str, str], scheme: str) -> ProbeOutcome:
         return warn(
             seen, f"The path must be the same shared directory on the machines of all stores. {_WITHOUT_STORES}"
         )
-    return warn(seen, f"Check the credentials, or those of the stores' own. {_WITHOUT_STORES}")
+    return warn(seen, f"Check the credentials, or the stores' own. {_WITHOUT_STORES}")
 
 
 MULTIPART_SIZE = (8 << 20) + 4321

@@ -53,7 +53,7 @@ class ChangefeedFlags(GroupFlags):
 
     @contextmanager
     def group(self) -> Iterator[Group]:
-        """As of every group, once a name is known. Raises `UsageError` before it connects."""
+        """Connect as `GroupFlags.group`, but check the name first: without one, `UsageError` is raised before anything is asked."""
         _ = self.changefeed_id
         with super().group() as group:
             yield group

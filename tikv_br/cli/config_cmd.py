@@ -47,7 +47,7 @@ STORAGE = f"""Storage of backups, log archives and reports.
 
 URLs: {backup_flags.URLS}. A plain path is a local directory. Parameters of a URL take precedence over options.
 
-Credentials are those of the environment: AWS_… variables, a profile or the role of the machine for S3; AZURE_STORAGE_… variables or the
+Credentials come from the environment: AWS_… variables, a profile or the role of the machine for S3; AZURE_STORAGE_… variables or the
 identity of the machine for Azure; the application default credentials for Google.
 
 Each command that reads or writes storage has these options."""

@@ -34,7 +34,10 @@ class FirstClusterFlags(shared.ClusterFlags):
 class DiffFlags(backup_flags.ChosenBackupFlags):
     cluster: FirstClusterFlags
     keyspace: str = flag(
-        "", "Keyspace of A, by id or name (API V2; default: 0, or that of the backup).", shared=True, metavar="ID|NAME"
+        "",
+        "Keyspace of A, by id or name (API V2; default: 0, or the keyspace of the backup).",
+        shared=True,
+        metavar="ID|NAME",
     )
     other_pd: str = flag("", "PD endpoints of cluster B, comma-separated: host:port,…", metavar="ADDRESS")
     other_ca: str | None = flag(None, "CA certificate for --other-pd (PEM; default: --ca).", metavar="FILE")
@@ -42,7 +45,7 @@ class DiffFlags(backup_flags.ChosenBackupFlags):
     other_key: str | None = flag(None, "Private key of --other-cert (PEM; default: --key).", metavar="FILE")
     other_keyspace: str = flag(
         "",
-        "Keyspace of B, by id or name (API V2; default: the one with the same name as that of A).",
+        "Keyspace of B, by id or name (API V2; default: the one with the same name as the keyspace of A).",
         metavar="ID|NAME",
     )
     range: key_flags.RangeOrPrefixFlags

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tikv_br.dataflow.options import BackupOptions
     from tikv_br.drill.history import PastDrill
     from tikv_br.drill.ledger import EntryKind, Remover
-    from tikv_br.drill.notify import Summary
     from tikv_br.drill.options import PointChoice, TailOptions
+    from tikv_br.drill.report import Summary
     from tikv_br.drill.targets import DrillTarget
     from tikv_br.report.hooks import Hooks
     from tikv_br.storage.url import StorageLocation
@@ -127,7 +127,7 @@ class DrillTargetFlags(Flags):
     def _uses_cluster(self) -> bool:
         if self.target_prefix:
             raise UsageError(
-                "--target-prefix was removed: rows that other clients write to the same keyspace could be deleted with those of a drill",
+                "--target-prefix was removed: rows that other clients write to the same keyspace could be deleted with the rows of a drill",
                 hint="Use --target-keyspace with an empty keyspace, --target-pd with an empty cluster, or a playground.",
             )
         named = bool(self.target_pd or self.target_keyspace)
@@ -275,10 +275,9 @@ def run(flags: DrillFlags) -> None:
     """Run a drill. Back up, restore into an empty target, verify, measure, clean up and report."""
     span = flags.range.key_range()
     backups = flags.location
-    from tikv_br.drill.notify import summarize
     from tikv_br.drill.objectives import Objectives
     from tikv_br.drill.options import DrillOptions, Scenario
-    from tikv_br.drill.report import page_url
+    from tikv_br.drill.report import page_url, summarize
     from tikv_br.drill.run import drill as run_drill
 
     source, locate = flags.cluster.config(), flags.storage_flags.locate

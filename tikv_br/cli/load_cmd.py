@@ -107,7 +107,7 @@ class BulkLoadFlags(shared.CommandFlags):
         command_line=True,
     )
     allow_followers: bool = shared.ALLOW_FOLLOWERS()
-    checksum: bool = flag(True, "Compare the checksums of the target with those of the rows.")
+    checksum: bool = flag(True, "Compare the checksums of the target with the checksums of the rows.")
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
     storage_flags: backup_flags.StorageFlags

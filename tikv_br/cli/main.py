@@ -27,7 +27,7 @@ from tikv_br.redaction import redact, secrets_in, visible, visible_lines
 
 PROGRAM = "tikv-br"
 _GC_THRESHOLDS = (50_000, 20, 20)
-"""Of the program itself: with Python's own, a fifth of the time in which modules are imported goes into looking for garbage."""
+"""Thresholds of the garbage collector: with Python's defaults, looking for garbage takes a fifth of the time in which modules are imported."""
 
 
 class Commands(LazyGroup):

@@ -73,7 +73,7 @@ class RestoreFlags(backup_flags.BackupFlags):
         "Switch stores to import mode and pause PD schedulers during the ingest (faster, but slows other clients), or do neither.",
         "--import-mode/--online",
     )
-    checksum: bool = flag(True, "Compare the checksums of the target with those of the backup.")
+    checksum: bool = flag(True, "Compare the checksums of the target with the checksums of the backup.")
     file_check: Literal["auto", "identity", "content"] = flag(
         "auto",
         "Check of each file before the restore: identity (length, ETag, last 64 KiB), content (plus SHA-256), or auto (content if the "

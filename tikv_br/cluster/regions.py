@@ -116,7 +116,7 @@ class RegionColumns:
         return self.keys[self.bounds[index] : self.bounds[index + 1]]
 
     def overlapping(self, start: bytes, end: bytes) -> RegionColumns:
-        """Those that overlap ``[start, end)`` (as PD encodes them, ``end`` ``b""`` = unbounded), if there is no gap between them."""
+        """The regions that overlap ``[start, end)`` (as PD encodes them, ``end`` ``b""`` = unbounded), if there is no gap between them."""
         everything = range(len(self))
         first = max(bisect.bisect_right(everything, start, key=self.start) - 1, 0)
         last = bisect.bisect_left(everything, end, key=self.start) if end else len(self)

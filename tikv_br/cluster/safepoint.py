@@ -88,7 +88,7 @@ class SafePointKeeper:
     ) -> None:
         """`safe_point` is a timestamp; `ttl_seconds` is how long PD keeps it without a renewal.
 
-        With `renew_every` it is renewed at least that often (in seconds), so that PD soon learns how it has advanced. With
+        With `renew_every` it is renewed at least once in so many seconds, so that PD soon learns how it has advanced. With
         `probe_every` PD is asked for the GC safe point that often, so that `silent_seconds` soon shows that PD does not answer.
         `hint` is what to do if GC has passed it.
         """
@@ -242,7 +242,7 @@ def safe_point_keeper(cluster: Cluster, name: str, backup_ts: int, gc_ttl: int) 
 
 
 BACKUP_SERVICES = "tikv-br-backup-"
-"""What names of the safe points of backups begin with."""
+"""Prefix of the names of the safe points of backups."""
 
 
 def service_id(run_id: str, storage: StorageLocation) -> str:

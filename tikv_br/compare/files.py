@@ -41,7 +41,7 @@ class FilePart(NamedTuple):
     """A file of a backup, or a part of it, and the keys that its rows have in a cluster. Picklable."""
 
     file: FileEntry
-    """That of the column family ``write``, of transactional data."""
+    """Of transactional data: the file of column family ``write``."""
     span: KeyRange
     """RPC keys as in the file."""
     rewrite: Rewrite = UNCHANGED

@@ -47,7 +47,7 @@ class RecordedSums(NamedTuple):
 
     @classmethod
     def of(cls, file: FileEntry) -> Self:
-        """Those of a file."""
+        """The sums of a file."""
         return cls(Checksum(file.crc64xor, file.total_kvs, file.total_bytes), file.expiry)
 
     def possible(self, first: int, last: int) -> list[Checksum]:

@@ -73,7 +73,7 @@ class BackupOptions(ExecutorOptions):
     dst_api_version: ApiVersion | None = field(default=None, metadata=compared_as("dst_api_version"))
     """API version of the backup's files; None = the cluster's own."""
     ranges: tuple[KeyRange, ...] = field(default=(), metadata=compared_as("source_ranges"))
-    """They must not overlap. Empty = all keys."""
+    """Ranges of keys, which must not overlap. Empty = all keys."""
     keyspaces: tuple[str, ...] = field(default=(), metadata=compared_as("source_ranges"))
     """Ids, names, or ``all`` (every keyspace with data); API V2 only. Empty = keyspace 0. All ``ranges`` apply to each."""
     compression: Compression = field(default=Compression.ZSTD, metadata=compared_as("compression"))

@@ -32,13 +32,7 @@ from tikv_br.formats.sst.compression import Compression
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.report.facts import counted
 from tikv_br.storage.credentials import unreachable_by_stores
-from tikv_br.tasks.executor import (
-    DRIVER_THREADS,
-    MIN_SPARK_BYTES,
-    MIN_SPARK_TASKS,
-    ExecutorKind,
-    choose_and_explain,
-)
+from tikv_br.tasks.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS, ExecutorKind, choose_and_explain
 from tikv_br.tasks.settings import is_local
 
 MIB = 1 << 20
@@ -325,7 +319,7 @@ class Engine:
 def choose_engine(
     options: BackupOptions, source: ApiVersion, target: ApiVersion, stores: Sequence[Store] = ()
 ) -> Engine:
-    """Choose engine and executor (ADR 29); the conversion must have been checked before. ``stores``: those of the cluster.
+    """Choose engine and executor (ADR 29); the conversion must have been checked before. ``stores``: all stores of the cluster.
 
     Raises `StorageError` if the credentials of the storage, which stores would be sent, cannot be had.
     """

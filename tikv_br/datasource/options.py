@@ -121,7 +121,7 @@ class Options:
         if location.has_secrets:
             raise UsageError(
                 f"the URL of {location} contains credentials, which Spark would show in its pages and logs",
-                hint="Leave them out: those of the environment are used (AWS: environment, profile, role; Azure: variables, identity).",
+                hint="Leave them out: the credentials of the environment are used (AWS: environment, profile, role; Azure: variables, identity).",
             )
         unproven = self.flag("crypter_allow_unproven")
         return replace(

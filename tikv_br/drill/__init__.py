@@ -13,7 +13,6 @@ Imports the other operations and composes them; they do not import it. In readin
 - `point`, `log_comparison`: restore to a random time, and its comparison with backup, log and source
 - `tail`: following the source into the target
 - `cutover`: the steps of ``--tail``, and the comparison with a source that is still written to
-- `report`, `history`: the report, earlier drills and retention
-- `notify`: heartbeat, webhook, textfile and command after a drill
+- `report`, `history`: the report, with heartbeat, webhook, textfile and command after a drill; earlier drills and retention
 - `schedule`: a line for cron, units for systemd
 """

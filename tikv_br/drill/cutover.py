@@ -18,12 +18,7 @@ from tikv_br.cluster.timestamps import seconds_between
 from tikv_br.diff.places import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffResult, diff
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.tail import (
-    FollowedRange,
-    TailPlan,
-    diff_options,
-    follow_source,
-)
+from tikv_br.drill.tail import FollowedRange, TailPlan, diff_options, follow_source
 from tikv_br.errors import DifferencesFound, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange

@@ -70,7 +70,7 @@ class OwnedRows:
     ranges: tuple[KeyRange, ...]
     """RPC keys: what the drill writes, and what is removed."""
     secret: str = field(default="", metadata=records.LATER)
-    """That of the drill's `tikv_br.cluster.marks.Mark` in the cluster, without which no later drill removes the rows."""
+    """Secret of the drill's `tikv_br.cluster.marks.Mark` in the cluster, without which no later drill removes the rows."""
 
 
 @dataclass(frozen=True, slots=True)

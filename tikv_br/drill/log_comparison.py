@@ -28,11 +28,7 @@ from tikv_br.dataflow.plan import plan_by_sizes
 from tikv_br.dataflow.read import MergeSources, sizes_by_key
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.targets import first_key
-from tikv_br.errors import (
-    DifferencesFound,
-    OutsideRestoreWindow,
-    UsageError,
-)
+from tikv_br.errors import DifferencesFound, OutsideRestoreWindow, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract

@@ -33,7 +33,7 @@ class Scenario(enum.StrEnum):
     STALE_SAFE_POINT = "stale-safe-point"
     """GC has passed the backup: the drill passes only if a sync from it is refused."""
     POINT_IN_TIME = "point-in-time"
-    """Wrong rows were written: those of an earlier time are restored, from a backup and a log."""
+    """Wrong rows were written: the rows of an earlier time are restored, from a backup and a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class PointChoice:
     seconds: float = 6 * 3600.0
     """A random time is at most so long before the last one possible."""
     compare_source: bool = False
-    """Also compare the restored rows with those of the source."""
+    """Also compare the restored rows with the rows of the source."""
 
 
 @dataclass(frozen=True, slots=True)

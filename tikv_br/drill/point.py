@@ -18,14 +18,7 @@ from tikv_br.drill.log_comparison import source_of
 from tikv_br.drill.options import PointChoice
 from tikv_br.drill.recovery import ownership_reporter
 from tikv_br.drill.report import ChosenPoint
-from tikv_br.errors import (
-    BackupSetError,
-    BackupUnsupported,
-    LogDamaged,
-    OutsideRestoreWindow,
-    TikvBrError,
-    UsageError,
-)
+from tikv_br.errors import BackupSetError, BackupUnsupported, LogDamaged, OutsideRestoreWindow, TikvBrError, UsageError
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.progress_events import Notice
 from tikv_br.storage.open import open_store

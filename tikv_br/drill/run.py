@@ -27,25 +27,16 @@ from tikv_br.drill.history import (
     remove_old_drills,
 )
 from tikv_br.drill.ledger import BackupRemover, Cleaner, EntryKind, Ledger, Remover, read_ledgers
-from tikv_br.drill.notify import notify
 from tikv_br.drill.objectives import Goal, Measured, Objectives, judge
 from tikv_br.drill.options import DrillOptions, Scenario
-from tikv_br.drill.report import DrillReport, page_url, write_json
+from tikv_br.drill.report import DrillReport, notify, page_url, write_json
 from tikv_br.drill.tail import SafePointRemover
 from tikv_br.drill.targets import ClusterTarget, OwnedRowsRemover
 from tikv_br.errors import BackupDamaged, BackupNotFound, LeaseHeld, ObjectivesMissed, StorageError, TikvBrError
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.redaction import redact
 from tikv_br.report import plot
-from tikv_br.report.facts import (
-    BackupFacts,
-    DrillVerdict,
-    ReportedError,
-    cells,
-    figure,
-    reported_error,
-    verdict_of,
-)
+from tikv_br.report.facts import BackupFacts, DrillVerdict, ReportedError, cells, figure, reported_error, verdict_of
 from tikv_br.report.page import render, render_list
 from tikv_br.report.recorder import Recorder
 from tikv_br.steps import FunctionStep, Step, run_steps
@@ -193,7 +184,7 @@ SCENARIOS = {
     "deleted-range": "A range of keys was deleted: only this range is restored, into a cluster that has the rest.",
     "corrupt-backup": "A copy of the backup is damaged: verify and restore must detect it.",
     "stale-safe-point": "GC of the source has passed the backup: a sync from it must be refused.",
-    "point-in-time": "Wrong rows were written: those of an earlier time are restored, from a backup and a log.",
+    "point-in-time": "Wrong rows were written: the rows of an earlier time are restored, from a backup and a log.",
 }
 
 

@@ -16,15 +16,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.keyspaces import chosen_keyspace
 from tikv_br.cluster.marks import Mark, Marks, new_secret
 from tikv_br.drill.ledger import Creation, EntryKind, OwnedRows
-from tikv_br.errors import (
-    ClusterError,
-    ClusterUnfit,
-    DrillRemains,
-    EtcdError,
-    EtcdRefused,
-    TargetNotEmpty,
-    UsageError,
-)
+from tikv_br.errors import ClusterError, ClusterUnfit, DrillRemains, EtcdError, EtcdRefused, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import RAW_MODE_END, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
@@ -202,7 +194,7 @@ class OwnedRowsRemover:
         )
 
     def _check_is_marked(self, cluster: Cluster, marks: Marks, rows: OwnedRows, drill: str) -> None:
-        """What a ledger says of an earlier drill's rows only counts if the cluster itself has the drill's mark with the same ranges.
+        """Check that the cluster itself has the earlier drill's mark with the ranges of the ledger, which alone proves nothing.
 
         Raises `DrillRemains`, `EtcdUnreachable`.
         """

@@ -135,7 +135,7 @@ class LeaseHeld(BackupPathInUse):
     """Another run holds the lock of the path."""
 
     exit_code = 38
-    default_hint = "Wait for the run with --lock-wait. The lock of a dead run expires within two minutes; `tikv-br backup unlock` removes that of a backup at once."
+    default_hint = "Wait for the run with --lock-wait. The lock of a dead run expires within two minutes; `tikv-br backup unlock` removes the lock of a backup at once."
     retryable = True
 
 

@@ -11,7 +11,7 @@ Modules, in reading order:
 - region, region_errors, regions, scheduler: the region table, its errors, and balancing
 - pd_server: the members of PD; pd_state, pd_gc, pd_config: what they share; pd_http, pd_etcd, etcd: their calls
 - engine, encoding: the shared RocksDB, and how each API version encodes rows
-- tikv_service, request_checks: the requests of clients, with those of RawKV, and checks before all of them
+- tikv_service, request_checks: the requests of clients, RawKV among them, and checks before all of them
 - txn: transactions
 - backup_service, external_storage: backups, their files and storage
 - import_service, sst_file: downloads, uploads and ingests of SSTs

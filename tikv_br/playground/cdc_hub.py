@@ -271,7 +271,7 @@ class ChangeHub:
                 self._remove(each)
 
     def subscriptions(self, outbox: Outbox) -> list[FeedSubscription]:
-        """Those of a stream that have not ended."""
+        """Subscriptions of a stream that have not ended."""
         with self.lock:
             return self._all_of(outbox)
 

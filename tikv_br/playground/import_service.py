@@ -57,7 +57,7 @@ class RangeRewrite:
     """A rule with the range it is used on. Bounds are the file's own keys; ``end`` None is unbounded."""
 
     is_plain: bool
-    """The prefixes are those of plain keys (request type ``Keyspace``), not of the file's encoded keys."""
+    """The prefixes are compared with plain keys (request type ``Keyspace``), not with the file's encoded keys."""
     old_prefix: bytes
     new_prefix: bytes
     new_timestamp: int

@@ -168,7 +168,7 @@ def _scratch_options() -> Options:
 
 
 COLUMN_FAMILIES: Final = (DEFAULT, WRITE)
-"""Those that an SST can be ingested into."""
+"""Column families that an SST can be ingested into."""
 _UUID_SIZE: Final = 16
 _REMEMBERED: Final = 4096
 

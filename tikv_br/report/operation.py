@@ -19,25 +19,19 @@ SCHEMA_VERSION = 1
 JSON, PAGE = ".json", ".html"
 INTERRUPTED = "The command was interrupted."
 PASSED = {
-    "backup raw": "The backup is complete.",
-    "backup txn": "The backup is complete.",
-    "restore raw": "The restore is complete.",
-    "restore point": "The restore is complete.",
-    "restore txn": "The restore is complete.",
+    "backup": "The backup is complete.",
+    "restore": "The restore is complete.",
     "verify": "All checks passed.",
     "diff": "Both sides are equal.",
 }
 FAILED = {
-    "backup raw": "The backup did not complete.",
-    "backup txn": "The backup did not complete.",
-    "restore raw": "The restore did not complete. The target may contain part of the data.",
-    "restore point": "The restore did not complete. The target may contain part of the data.",
-    "restore txn": "The restore did not complete. The target may contain part of the data.",
+    "backup": "The backup did not complete.",
+    "restore": "The restore did not complete. The target may contain part of the data.",
     "verify": "The verification did not complete.",
     "diff": "The comparison did not complete.",
 }
 FOUND = {"verify": "Damage was found.", "diff": "The two sides differ."}
-"""Sentence of a failed report with findings, by command."""
+"""Sentence of a failed report with findings; these three by the first word of the command."""
 CHECKS = {
     "backup raw": {
         "verify coverage": (
@@ -120,7 +114,7 @@ class OperationReport:
     """The outcome of one command."""
 
     command: str
-    """Such as ``backup raw``."""
+    """Name of the command, such as ``backup raw``."""
     run_id: str
     verdict: DrillVerdict
     exit_code: int
@@ -153,13 +147,14 @@ def render_operation(report: OperationReport) -> str:
 
 
 def _sentence(report: OperationReport) -> str:
+    command = report.command.partition(" ")[0]
     match report.verdict:
         case DrillVerdict.PASSED:
-            return DRY_RUN if report.dry_run else PASSED[report.command]
+            return DRY_RUN if report.dry_run else PASSED[command]
         case DrillVerdict.INTERRUPTED:
-            return f"{INTERRUPTED} {FAILED[report.command]}"
+            return f"{INTERRUPTED} {FAILED[command]}"
         case _:
-            return FOUND[report.command] if report.findings else FAILED[report.command]
+            return FOUND[command] if report.findings else FAILED[command]
 
 
 @dataclass(frozen=True, slots=True)

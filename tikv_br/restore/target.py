@@ -38,9 +38,7 @@ from tikv_br.progress_events import Notice
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.inspect import BackgroundInspection, FileCheck, RowCheck
 from tikv_br.restore.options import Restamp
-from tikv_br.restore.resume import (
-    may_hold_rows,
-)
+from tikv_br.restore.resume import may_hold_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

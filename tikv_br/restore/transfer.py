@@ -21,13 +21,7 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.compare.files import BackgroundComparison, BackupComparison, Comparison, FilePart
-from tikv_br.errors import (
-    BackupDamaged,
-    ChecksumMismatch,
-    ClusterError,
-    ClusterUnreachable,
-    RetryBudgetExhausted,
-)
+from tikv_br.errors import BackupDamaged, ChecksumMismatch, ClusterError, ClusterUnreachable, RetryBudgetExhausted
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyMode

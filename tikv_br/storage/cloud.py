@@ -22,11 +22,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from tikv_br import cancellation
-from tikv_br.errors import (
-    StorageDenied,
-    StorageError,
-    TikvBrError,
-)
+from tikv_br.errors import StorageDenied, StorageError, TikvBrError
 from tikv_br.retry import STORAGE_UNREACHABLE, Backoffer, RetryPolicy, in_background
 from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name, no_conditional_writes
 from tikv_br.storage.outage import LocationHealth, health_of

@@ -138,7 +138,7 @@ class GcsObjectStore(CloudObjectStore):
             "SERVICE_ACCOUNT",
         }
     )
-    """Of service accounts, because `gcs_credentials` reads them."""
+    """Variables of service accounts, because `gcs_credentials` reads them."""
 
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)

@@ -205,7 +205,7 @@ class AzureCredentials:
 
 
 def azure_credentials(options: AzureOptions) -> AzureCredentials:
-    """Those of the URL or the flags, else of the variables that Azure's own tools read. Raises `StorageDenied`, `UsageError`."""
+    """Credentials in the URL or the flags, else in the variables that Azure's own tools read. Raises `StorageDenied`, `UsageError`."""
     account = options.account_name or _variable("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME")
     if not account:
         raise UsageError(

@@ -92,7 +92,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Nonblocking: to open a pipe would wait for its writer."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ODD = {errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
-"""What opening something else than a file or directory ends with."""
+"""Errors of opening something else than a file or directory."""
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a named pipe",

@@ -234,7 +234,7 @@ def map_partitions(
         except TaskFailed as failure:
             if "FAILED_READ_FILE" in failure.message:
                 failure.hint = (
-                    "Check that the file is complete and, if it is CSV, that its columns are those of the other files."
+                    "Check that the file is complete and, if it is CSV, that it has the columns of the other files."
                 )
             raise
         for message in messages:  # what the channel has not delivered

@@ -252,7 +252,7 @@ def check_records(backup: BackupSet) -> Iterator[Finding]:
         yield Finding(layout.META, f"has overlapping ranges: {error.message}", Level.META)
     for before, file in pairwise(sorted(backup.files, key=lambda file: (file.cf, file.key_range))):
         if before.cf == file.cf and (not before.key_range.end or file.start_key < before.end_key):
-            cause = f"its range {file.key_range} overlaps that of {before.name}, {before.key_range}"
+            cause = f"its range {file.key_range} overlaps the range of {before.name}, {before.key_range}"
             yield Finding(file.name, cause, Level.META)
     if backup.manifest is not None:
         yield from _check_statistics(backup, backup.manifest)

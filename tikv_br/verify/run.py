@@ -17,12 +17,7 @@ from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.keyspaces import chosen_keyspace, matching_keyspace
 from tikv_br.compare.files import FilePart
-from tikv_br.errors import (
-    BackupDamaged,
-    BackupSetError,
-    ChecksumMismatch,
-    UsageError,
-)
+from tikv_br.errors import BackupDamaged, BackupSetError, ChecksumMismatch, UsageError
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange, intersection, subtract
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite

@@ -186,7 +186,7 @@ LONG = bytes(300)
         ([(key(b"a", 9), b"P\xff")], [], "row 0.*no start ts"),
         ([put(b"a", value=b"v"), (key(b"b", 9), b"P\5v\2a")], [], f"row 1, key {key(b'b', 9).hex()}: .*cut off"),
         ([(key(b"a", 9), b"D\5v\1a")], [], "delete with a value"),
-        ([(b"z" + encode(b"a"), b"P\5v\0")], [], "length is not that of a memcomparable key"),
+        ([(b"z" + encode(b"a"), b"P\5v\0")], [], "does not have the length of a memcomparable key"),
         ([(key(b"a", 0), b"P\5v\0")], [], "timestamp is 0"),
         ([put(b"a")], [(b"y" + key(b"a", 5)[1:], LONG)], "row 0.*does not begin with z"),
     ],

@@ -13,12 +13,7 @@ from tikv_br.playground import region_errors
 from tikv_br.playground.engine import DEFAULT, Change
 from tikv_br.playground.region import Region
 from tikv_br.playground.request_checks import RegionFault
-from tikv_br.playground.txn.mvcc import (
-    LockRecord,
-    Snapshot,
-    commit_changes,
-    versioned_key,
-)
+from tikv_br.playground.txn.mvcc import LockRecord, Snapshot, commit_changes, versioned_key
 from tikv_br.playground.txn.state import KeyFault, TxnCommands, conflict, locked, mvcc_fault
 
 _SKIP: Final = kv.PrewriteRequest.SKIP_PESSIMISTIC_CHECK

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.listener import Listener, listening
 from tests.unit.drill.samples import failed, passed
 from tikv_br.cli.drill_cmd import DrillHookFlags
-from tikv_br.drill.notify import notify
+from tikv_br.drill.report import notify
 from tikv_br.errors import UsageError
 from tikv_br.report.hooks import Hooks
 from tikv_br.storage.crypter import SecretText
