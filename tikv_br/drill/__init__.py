@@ -10,7 +10,7 @@ Imports the other operations and composes them; they do not import it. In readin
 - `backups`: the backup to rehearse with
 - `recovery`: restore and verification
 - `damage`: the damage of the other scenarios, and whether it is detected
-- `point`, `log_comparison`: restore to a random time, and its comparison with backup, log and source
+- `point`: restore to a random time, and its comparison with backup, log and source
 - `tail`: following the source into the target
 - `cutover`: the steps of ``--tail``, and the comparison with a source that is still written to
 - `report`, `history`: the report, with heartbeat, webhook, textfile and command after a drill; earlier drills and retention

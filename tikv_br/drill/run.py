@@ -15,7 +15,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index, IndexEntry
 from tikv_br.backupset.lease import PathLease
 from tikv_br.cluster.cluster import ClusterPool
-from tikv_br.drill import backups, cutover, damage, log_comparison, point, recovery
+from tikv_br.drill import backups, cutover, damage, point, recovery
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.history import (
     MAX_TREND,
@@ -360,7 +360,7 @@ def _scenario_steps(options: DrillOptions) -> list[Step[DrillContext]]:
                 FunctionStep("check that a sync is refused", damage.check_sync_is_refused),
             ]
         case Scenario.POINT_IN_TIME:
-            return [prepare, FunctionStep("restore", point.restore), FunctionStep("verify", log_comparison.verify)]
+            return [prepare, FunctionStep("restore", point.restore), FunctionStep("verify", point.verify)]
 
 
 def report_steps() -> list[Step[DrillContext]]:

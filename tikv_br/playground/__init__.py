@@ -16,5 +16,5 @@ Modules, in reading order:
 - backup_service, external_storage: backups, their files and storage
 - import_service, sst_file: downloads, uploads and ingests of SSTs
 - cdc_stream, cdc_hub: change feeds
-- failpoints, interceptor, admin: faults on demand, what surrounds every call, and the admin API
+- failpoints, admin: faults on demand, with what surrounds every call, and the admin API
 """

@@ -30,10 +30,9 @@ from tikv_br.playground.cdc_stream import ChangeDataService
 from tikv_br.playground.encoding import encoding_of
 from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.etcd import EtcdServer
-from tikv_br.playground.failpoints import FailpointTable
+from tikv_br.playground.failpoints import FailpointInterceptor, FailpointTable
 from tikv_br.playground.home import Home
 from tikv_br.playground.import_service import ImportService
-from tikv_br.playground.interceptor import FailpointInterceptor
 from tikv_br.playground.node import StoreNode, TimestampRenewal
 from tikv_br.playground.pd_config import PdConfig
 from tikv_br.playground.pd_etcd import EtcdState

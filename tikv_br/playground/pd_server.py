@@ -19,8 +19,7 @@ from google.protobuf.message import Message
 from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.admin import Admin
-from tikv_br.playground.failpoints import FailpointTable
-from tikv_br.playground.interceptor import FailpointInterceptor
+from tikv_br.playground.failpoints import FailpointInterceptor, FailpointTable
 from tikv_br.playground.pd_etcd import EtcdService
 from tikv_br.playground.pd_gc import BARRIERS, GcCalls, GcRefusal
 from tikv_br.playground.pd_http import PdHttpApi

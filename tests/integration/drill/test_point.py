@@ -26,7 +26,7 @@ from tikv_br.backup.run import backup
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.read import MergeSources
-from tikv_br.drill import log_comparison
+from tikv_br.drill import point
 from tikv_br.drill.history import read_past_drills
 from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.objectives import Objectives
@@ -303,7 +303,7 @@ def test_a_log_that_is_not_written_cannot_be_compared_with_the_source(
     options: DrillOptions, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key has changed since the end of the log."""
-    monkeypatch.setattr(log_comparison, "PATIENCE", 0.0)
+    monkeypatch.setattr(point, "PATIENCE", 0.0)
     raw = world.source.raw()
     try:
         with pytest.raises(OutsideRestoreWindow, match="the log did not reach"):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tikv_br.cluster.timestamps import compose
-from tikv_br.drill import log_comparison, point
+from tikv_br.drill import point
 from tikv_br.formats.columns import SCHEMA
 
 
@@ -26,7 +26,7 @@ def test_a_time_is_never_chosen_where_rows_are_not_known() -> None:
 @pytest.mark.parametrize("buffer", [1, 2000, 64 << 20])
 def test_rows_are_the_newest_versions_that_a_reader_saw(monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
     """Versions in any order, the same ones several times, tombstones and expiries: as a loop over all of them finds."""
-    monkeypatch.setattr(log_comparison, "BUFFER_BYTES", buffer)
+    monkeypatch.setattr(point, "BUFFER_BYTES", buffer)
     chance = random.Random(11)
     rows: list[dict[str, Any]] = []
     for number in range(500):
@@ -45,6 +45,6 @@ def test_rows_are_the_newest_versions_that_a_reader_saw(monkeypatch: pytest.Monk
     assert 10 < len(expected) < 60
     chance.shuffle(rows)
     batches = pa.Table.from_pylist([*rows, *rows[::3]], SCHEMA).to_batches(max_chunksize=23)
-    assert log_comparison.rows_at(batches, chosen).to_pylist() == expected
-    assert log_comparison.rows_at([], chosen).num_rows == 0
-    assert log_comparison.rows_at(batches, 1).num_rows == 0
+    assert point.rows_at(batches, chosen).to_pylist() == expected
+    assert point.rows_at([], chosen).num_rows == 0
+    assert point.rows_at(batches, 1).num_rows == 0
