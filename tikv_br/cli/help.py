@@ -34,7 +34,8 @@ _PANEL_OF = {
 }
 """Names of options by group, as patterns; the first group that fits counts, and all others are ``How``."""
 _ADVANCED = {
-    "": "cert key skip-version-check s3.* gcs.* azblob.* crypter.[!k]* crypter.key storage-patience send-credentials-to-tikv executor spark-* config "
+    # crypter.ke[y] is the flag without those that begin so; written out, `redaction` would take the next word for a key.
+    "": "cert key skip-version-check s3.* gcs.* azblob.* crypter.[!k]* crypter.ke[y] storage-patience send-credentials-to-tikv executor spark-* config "
     "log-level log-file log-format quiet etcd-* sink-ca sink-cert sink-key sink-concurrency sink-batch-size sink-backoff "
     "sink-patience kafka-patience take-over allow-incomplete heartbeat-url-file textfile other-ca other-cert other-key target-ca target-cert target-key checkpoint-every scratch-dir "
     "sorter-memory status-every status-key-file no-status-key max-lag hold-back gc-ttl lock-wait lock-patience compression compression-level "
