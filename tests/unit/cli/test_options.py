@@ -10,6 +10,7 @@ import math
 import sys
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
@@ -29,7 +30,7 @@ from tikv_br.cli.key_flags import OneRangeFlags
 from tikv_br.cli.kinds import RATE, SIZE, TIME, parse_duration, parse_rate_limit, parse_size
 from tikv_br.cli.load_cmd import BulkLoadFlags
 from tikv_br.cli.log_cmd import LogCompactFlags
-from tikv_br.cli.main import app
+from tikv_br.cli.main import app, run
 from tikv_br.cli.restore_cmd import RawRestoreFlags, TxnRestoreFlags
 from tikv_br.cli.verify_cmd import VerifyFlags
 from tikv_br.dataflow.options import BackupOptions
@@ -169,6 +170,35 @@ def test_there_are_numeric_options() -> None:
     """The test above walks all of them."""
     assert {("backup", "raw"), ("sync",), ("raw", "import")} <= {path for path, _ in NUMERIC}
     assert len(NUMERIC) > 50
+
+
+ODD = ("9" * 5000, "http://[::1", "\udcff\n{", "a=" * 3000)
+SERVERS = {("playground", "start"), ("serve",), ("changefeed", "capture"), ("capture", "start")}
+
+
+@pytest.mark.slow
+def test_no_text_is_an_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every option that takes a text, of the first command that has it; no cluster answers."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("TIKV_BR_PD", "127.0.0.1:1")
+    seen: set[str] = set()
+    for path, command in COMMANDS.items():
+        options = [param for param in command.params if isinstance(param, TyperOption)]
+        others = [param for param in command.params if param.required and not isinstance(param, TyperOption)]
+        for option in options if path not in SERVERS else ():
+            if option.is_flag or option.opts[0] in seen:
+                continue
+            seen.add(option.opts[0])
+            needed = [word for each in options if each.required and each is not option for word in (each.opts[0], "x")]
+            for text in ODD:
+                code = run([*path, *(["x"] * len(others)), *needed, f"{option.opts[0]}={text}"])
+                assert code != 1, (path, option.opts[0], text[:20], capsys.readouterr().err)
+                capsys.readouterr()
+    assert len(seen) > 150
 
 
 @pytest.mark.parametrize(
