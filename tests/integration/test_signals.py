@@ -15,6 +15,7 @@ from tests.support.ports import reserved_ports
 from tests.support.worst_moment import run_struck
 from tikv_br.backupset.index import Index
 from tikv_br.cli.main import run
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import Terminated
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cluster, launcher
@@ -117,7 +118,7 @@ def test_an_operation_inside_a_wait(command: str, forks: Forks, pair: Sequence[L
     assert run(["backup", "raw", "--pd", pair[0].pd, "-s", str(tmp_path / "backup"), "--executor", "driver"]) == 0
     (tmp_path / "rows.csv").write_text("k,v\na,1\nb,2\n")
     ts = Index(open_store(parse(str(tmp_path)))).find("newest").entry.backup_ts
-    write_log(parse(str(tmp_path / "log")), pair[0].cluster.cluster_id, ts, [ts + 1, ts + 2])
+    write_log(parse(str(tmp_path / "log")), pair[0].cluster.cluster_id, ts, [ts + 1, minus_seconds(ts, -120)])
     executor = ["--executor", "driver"] if command in ON_THREADS else []
     ends(forks, [*OPERATIONS[command], *executor], tmp_path, pair, stop_only=False)
 

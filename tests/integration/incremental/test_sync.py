@@ -190,14 +190,16 @@ def test_the_way_back_is_refused_while_a_sync_runs(
     a, b = pair
     there = flags(a, f"tikv://{b.pd}", tmp_path / "there", "--start-ts", "now", "--start", "k", "--end", "m")
     back = flags(b, f"tikv://{a.pd}", tmp_path / "back", "--start-ts", "now")
+    for live in pair:
+        live.create_keyspace("aside")
     with syncing(*there) as process:
         wait_for_checkpoint(process, 0)
         for more in ([], ["--start", "l"], ["--end", "k\\x00"]):
             refused = tikv_br(*back, *more)
             assert refused.code == 78, refused.out + refused.err
             assert "copy each change in a circle" in refused.last["message"]
-        for number, more in enumerate((["--end", "k"], ["--start", "m"], ["--keyspace", "70"])):
-            sink = f"tikv://{a.pd}" + ("?keyspace=70" if "70" in more else "")
+        for number, more in enumerate((["--end", "k"], ["--start", "m"], ["--keyspace", "aside"])):
+            sink = f"tikv://{a.pd}" + ("?keyspace=aside" if "aside" in more else "")
             beside = flags(b, sink, tmp_path / f"beside-{number}", "--start-ts", "now", "--id", f"n{number}", *more)
             with syncing(*beside) as other:
                 wait_for_checkpoint(other, 0)
