@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,22 +138,30 @@ def test_an_id_that_pd_does_not_know_is_refused(source: LiveCluster, tmp_path: P
         assert (refused.code, "the cluster has no keyspace 9" in refused.err) == (2, True), (name, refused.err)
 
 
+@contextlib.contextmanager
+def archiving(words: list[str], end: signal.Signals = signal.SIGTERM) -> Iterator[None]:
+    """Run `log start` meanwhile, and end it by a signal."""
+    with subprocess.Popen(words, env=environment(), cwd="/", stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(end)
+            process.wait(PATIENCE)
+    assert process.returncode in {0, 143, -signal.SIGKILL}
+
+
 def test_a_log_and_a_restore_to_a_time_go_by_the_name(source: LiveCluster, target: LiveCluster, tmp_path: Path) -> None:
     """The log says which keyspace it is of; without one of that name the restore is refused, and writes nothing."""
     full, log = str(tmp_path / "full"), ("--storage", str(tmp_path / "log"))
     succeed("backup", "raw", "--pd", source.pd, "-s", full, "--keyspace", "features", "--executor", "driver")
     follow = ("log", "start", "--pd", source.pd, "--keyspace", "features", *log, "--from-backup", full)
     words = [str(PROGRAM), *follow, "--flush-interval", "200ms", "--hold-back", "0s"]
-    with subprocess.Popen(words, env=environment(), cwd="/", stdout=subprocess.DEVNULL) as process:
-        try:
-            eventually((tmp_path / "log" / "default" / "log.json").exists)
-            source.raw(1).put(b"later", b"v")
-            written = source.cluster.pd.tso()
-            store = open_store(parse(log[1]))
-            eventually(lambda: LogArchive.open(store, "default").end_ts() > written)
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+    with archiving(words):
+        eventually((tmp_path / "log" / "default" / "log.json").exists)
+        source.raw(1).put(b"later", b"v")
+        written = source.cluster.pd.tso()
+        store = open_store(parse(log[1]))
+        eventually(lambda: LogArchive.open(store, "default").end_ts() > written)
     assert "features (1)" in succeed("log", "status", *log).out
     restore = ("restore", "point", full, *log, "--pd", target.pd)
     refused = tikv_br(*restore)
@@ -166,7 +176,10 @@ def test_a_log_and_a_restore_to_a_time_go_by_the_name(source: LiveCluster, targe
 
 
 def test_a_log_of_several_keyspaces(source: LiveCluster, target: LiveCluster, tmp_path: Path) -> None:
-    """All that are named are in one log, and a restore to a time finds each by its name; unknown names are refused."""
+    """All that are named are in one log, and a restore to a time finds each by its name; unknown names are refused.
+
+    It is killed and resumed, a restore ingests rows into one of them meanwhile, and then it is ended for good.
+    """
     assert source.create_keyspace("orders") == 2
     assert source.create_keyspace("billing") == 3
     source.raw(3).batch_put({b"a": b"of billing"})
@@ -177,26 +190,33 @@ def test_a_log_of_several_keyspaces(source: LiveCluster, target: LiveCluster, tm
     assert (unknown.code, "nobody" in unknown.err) == (2, True), unknown.err
     follow = ("log", "start", "--pd", source.pd, *both, *log, "--from-backup", full)
     words = [str(PROGRAM), *follow, "--flush-interval", "200ms", "--hold-back", "0s"]
-    with subprocess.Popen(words, env=environment(), cwd="/", stdout=subprocess.DEVNULL) as process:
-        try:
-            eventually((tmp_path / "log" / "default" / "log.json").exists)
-            store, begun = open_store(parse(log[1])), source.cluster.pd.tso()
-            eventually(
-                lambda: LogArchive.open(store, "default").end_ts() > begun
-            )  # after the scan, which has the newest only
-            source.raw(2).put(b"a", b"of orders, which is not logged")
-            source.raw(1).put(b"a", b"of features")
-            source.raw(3).put(b"a", b"newer")
-            first = source.cluster.pd.tso()
-            source.cluster.flush_timestamps()  # so that no later write has an older one
-            source.raw(3).delete(b"a")
-            source.raw(1).delete(b"k0000")
-            written = source.cluster.pd.tso()
-            eventually(lambda: LogArchive.open(store, "default").end_ts() > written)
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
-    assert process.returncode in {0, 143}
+    store, pd = open_store(parse(log[1])), source.cluster.pd
+
+    def wait_for(ts: int) -> None:
+        eventually((tmp_path / "log" / "default" / "log.json").exists)
+        eventually(lambda: LogArchive.open(store, "default").end_ts() > ts)
+
+    with archiving(words, signal.SIGKILL):
+        wait_for(pd.tso())  # after the scan, which has the newest only
+        source.raw(2).put(b"a", b"of orders, which is not logged")
+        source.raw(1).put(b"a", b"of features")
+        source.raw(3).put(b"a", b"newer")
+        first = pd.tso()
+        source.cluster.flush_timestamps()  # so that no later write has an older one
+        wait_for(first)
+        source.raw(3).delete(b"a")
+    source.raw(1).delete(b"k0000")
+    with archiving(words):
+        wait_for(pd.tso())
+        ingested = succeed("restore", "raw", full, "--pd", source.pd, "--keyspace", "billing", "--allow-overwrite")
+        assert "billing (3)" in ingested.out
+        source.cluster.flush_timestamps()
+        wait_for(pd.tso())
+        running = tikv_br("log", "end", *log, "--pd", source.pd, "--yes")
+        assert running.code == 78, running.err
+    other = tikv_br(*words[1:-4], "--keyspace", "orders")
+    assert other.code != 0, "another set of keyspaces is another log"
+    succeed("log", "end", *log, "--pd", source.pd, "--yes")
     assert "features (1), billing (3)" in succeed("log", "status", *log, "--level", "data").out
     refused = tikv_br("log", "changes", "a", *log)
     assert (refused.code, "features (1), billing (3)" in refused.err) == (2, True), refused.err
@@ -204,9 +224,7 @@ def test_a_log_of_several_keyspaces(source: LiveCluster, target: LiveCluster, tm
         line["value"]
         for line in succeed("log", "changes", "a", *log, "--keyspace", "billing", "--output", "json").lines
     ]
-    assert bytes.fromhex(str(values[-2])) == b"newer"
-    other = tikv_br(*words[1:-4], "--keyspace", "orders")
-    assert other.code != 0, "another set of keyspaces is another log"
+    assert [bytes.fromhex(str(each)) for each in values if each][-2:] == [b"newer", b"of billing"]
     succeed("log", "compact", *log, "--grace", "0s", "--executor", "driver")
     restore = ("restore", "point", full, *log, "--pd", target.pd)
     assert "has no keyspace features" in tikv_br(*restore).err
@@ -214,3 +232,10 @@ def test_a_log_of_several_keyspaces(source: LiveCluster, target: LiveCluster, tm
     succeed(*restore, "--until", str(first), "--allow-inexact")
     assert contents(target, 2) == ROWS | {b"a": b"of features"}
     assert contents(target, 1) == {b"a": b"newer"}
+    for name in ("features", "billing"):
+        succeed("raw", "delete-range", "--all", "--keyspace", name, "--pd", target.pd, "--yes")
+    latest = succeed(*restore, "--allow-inexact")
+    assert "features (1), billing (3) -> features (2), billing (1)" in latest.out
+    assert contents(target, 2) == contents(source, 1)
+    assert contents(source, 1).keys() == ROWS.keys() - {b"k0000"} | {b"a"}
+    assert contents(target, 1) == contents(source, 3) == {b"a": b"of billing"}

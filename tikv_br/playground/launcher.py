@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
-import importlib.util
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tikv_br.environment import install_hint
+from tikv_br.environment import is_installed, missing_package
 from tikv_br.errors import Interrupted, PlaygroundError, Terminated
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.home import Home, open_own, registered_homes, write_atomically
@@ -91,11 +90,8 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
 
     Raises `PlaygroundError` with the last line of its log if it does not start.
     """
-    if importlib.util.find_spec("rocksdict") is None:
-        raise PlaygroundError(
-            "the playground requires the package rocksdict, which is not installed",
-            hint=install_hint("rocksdict"),
-        )
+    if not is_installed("rocksdict"):
+        raise missing_package("rocksdict", "the playground requires")
     if changes.get("etcd"):
         find_etcd()
     home = prepare(directory, changes)

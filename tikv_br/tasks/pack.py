@@ -18,6 +18,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
 import tikv_br
+from tikv_br.environment import is_installed, missing_package
 from tikv_br.errors import OutputFailed, UsageError
 
 _OURS = frozenset({"tikv-br", "tikv-br-core"})
@@ -58,11 +59,13 @@ class PackSummary:
 
 
 def pack(target: Path) -> PackSummary:
-    """Write the archive; an existing file is replaced when all is written. Raises `UsageError` and `OutputFailed`."""
+    """Write the archive; an existing file is replaced when all is written. Raises `UsageError`, `OutputFailed`, and `MachineUnfit` in the slim form."""
     if not target.name.endswith((".tar.gz", ".tgz")):
         raise UsageError(
             f"{target}: the name must end with .tar.gz or .tgz", hint="Spark unpacks archives by their suffix."
         )
+    if not is_installed("pandas"):  # nor would it be in the archive
+        raise missing_package("pandas", "tasks on Spark require")
     found = _closure()
     files = dict(_own_files())
     for each in found:
