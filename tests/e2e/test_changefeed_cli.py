@@ -110,7 +110,7 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     resumed = group("changefeed", "resume", "one").last
     assert (resumed["state"], resumed["concurrency"]) == ("normal", 8)
     assert "one  normal" in group.table("changefeed", "list")
-    reported = group.table("changefeed", "query", "one").splitlines()
+    reported = group.table("changefeed", "query", "--id", "one").splitlines()
     assert {"sink              blackhole://", "end               m", "sink-concurrency  8"} <= set(reported)
     assert {"hold-back         4.00s", "sink-ratelimit    512.0 KiB/s"} <= set(reported)
     assert "no setting to change was given" in group("changefeed", "update", "one", code=2).last["message"]
@@ -118,7 +118,7 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     assert group("changefeed", "processors").lines == []
     assert group("changefeed", "remove", "one").last["message_type"] == "removed"
     assert service_id("one") not in source.safe_points()
-    group("changefeed", "query", "one", code=73)
+    group("changefeed", "query", "--id", "one", code=73)
     assert group("changefeed", "list").lines == []
 
 

@@ -47,6 +47,7 @@ WITHOUT_A_CLUSTER = [
     (["backup", "raw", "-s", "hdfs://x/y"], 2),
     (["backup", "raw", "-s", "s3://xyz/y?acl=private"], 2),
     (["backup", "raw", "-s", "gs://xyz/y", "--gcs.predefined-acl", "private"], 2),
+    (["backup", "raw", "-s", "s3://xyz/y", "--s3.acl", "private"], 2),
     (["backup", "raw", "-s", "azure://xyz/y", "--azblob.account-key", "no base64"], 2),
     (["restore", "raw", "-s", "/x", "--file-check", "no"], 2),
     (["restore", "raw", "-s", "/x", "--start", "02", "--end", "01"], 2),
