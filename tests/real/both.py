@@ -40,7 +40,6 @@ SETTINGS = {
     "clock_ahead": "a clock of its own",
     "cluster_id": "a chosen cluster id",
     "data_weight": "played sizes",
-    "etcd": "an etcd beside PD",
     "feed_quota": "a small quota of feeds",
     "gc_barriers": "a played version",
     "keyspace_split_delay": "played delays",
