@@ -147,7 +147,8 @@ def schedule_backup(flags: BackupScheduleFlags, context: typer.Context) -> None:
         raw = group.command.get_command(group, "raw")
         if raw is not None:  # refuse now, not at night, flags that it does not have
             raw.make_parser(context).parse_args(list(flags.words))
-    flags.show("backup raw", flags.words)
+    text = flags.text("backup raw", flags.words)
+    flags.out.result("schedule", {"text": text}, text.rstrip("\n"))
 
 
 class TxnBackupFlags(backup_flags.BackupFlags):

@@ -367,7 +367,8 @@ def schedule(flags: DrillScheduleFlags) -> None:
     """Print a crontab line or systemd units that run drills."""
     if not flags.file.is_file():
         log.warning("%s does not exist: drills fail until it does", flags.file)
-    flags.show("drill run", ["--config", str(flags.file.absolute())])
+    text = flags.text("drill run", ["--config", str(flags.file.absolute())])
+    flags.out.result("schedule", {"text": text}, text.rstrip("\n"))
 
 
 def _text(summary: Summary, target: str) -> str:

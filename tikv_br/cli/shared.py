@@ -193,15 +193,13 @@ class ScheduleFlags(CommandFlags):
         "", "Day of the week, as sunday, or of the month, as 1 (default: every day).", "--on", metavar="DAY"
     )
 
-    def show(self, command: str, words: Sequence[str]) -> None:
-        """Print what runs a command of this program with these words. Raises `UsageError`."""
+    def text(self, command: str, words: Sequence[str]) -> str:
+        """What runs a command of this program with these words. Raises `UsageError`."""
         from tikv_br.drill.schedule import crontab, systemd
 
         program = str(Path(sys.argv[0]).absolute())
-        text = (crontab if self.form == "crontab" else systemd)(
-            [program, *command.split(), *words], self.at, self.weekday
-        )
-        self.out.result("schedule", {"text": text}, text.rstrip("\n"))
+        form = crontab if self.form == "crontab" else systemd
+        return form([program, *command.split(), *words], self.at, self.weekday)
 
 
 # ----------------------------------------------------------------------------------------------- clusters, keys and tasks
