@@ -22,6 +22,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import ENTRIES, Index, entry_of, rebuild
 from tikv_br.backupset.prune import Policy
 from tikv_br.backupset.rows import chosen_codec, count_fences, find_value, has_rows, read_rows
+from tikv_br.cli.main import run
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch
 from tikv_br.formats.keys.codec import KeyMode
@@ -73,6 +74,13 @@ def test_every_row_is_read(backup: BackupSet, recorded: Path) -> None:
             found += [(codec.rpc_key(row["key"]), row["value"]) for row in batch.to_pylist()]
     assert sorted(found) == rows
     assert backup.totals.total_kvs == len(rows)
+
+
+def test_the_tool_that_made_it_is_shown(backup: BackupSet, capsys: pytest.CaptureFixture[str]) -> None:
+    """A backup of TiDB's tool is not one of the Go TiKV-BR."""
+    assert run(["show", backup.store.location.redacted(), "--output", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])["made_by"]
+    assert shown.startswith("tikv-br ") if backup.manifest else shown == "TiDB BR"
 
 
 def test_rows_of_a_range(backup: BackupSet, recorded: Path) -> None:

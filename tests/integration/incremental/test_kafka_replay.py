@@ -289,8 +289,10 @@ def test_repeats_are_ignored_wherever_they_come(broker: KafkaBroker, target: Liv
     assert (first.repeats, second.repeats) == (2, 1)
 
 
-def test_a_replay_resumes_at_what_is_not_applied(broker: KafkaBroker, target: LiveCluster, tmp_path: Path) -> None:
-    """Committed offsets are those of the first message that is not applied; a new run starts there."""
+def test_a_replay_resumes_at_what_is_not_applied(
+    broker: KafkaBroker, target: LiveCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Committed offsets are those of the first message that is not applied; a new run starts there, and says so."""
     topic = Topic(broker, 2)
     for number in range(100):
         topic.change(number + 1, b"key-%d" % number, b"1")
@@ -306,9 +308,12 @@ def test_a_replay_resumes_at_what_is_not_applied(broker: KafkaBroker, target: Li
     target.raw().delete(b"key-99")  # what was applied is not read again
     topic.send(*resolved(300), 1)
     topic.flush()
+    caplog.set_level(logging.INFO)
 
     status = replayed(options(topic, target, tmp_path))
 
+    assert f"replaying {topic.name} from " in caplog.text
+    assert "from its beginning" not in caplog.text
     assert set(between.values()) == {b"1"}
     assert all(0 < offset < end for offset, end in zip(offsets, ends, strict=True))
     assert status.messages == sum(ends) - sum(offsets) + 1
