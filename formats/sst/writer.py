@@ -3,8 +3,6 @@
 Rows come as Arrow columns or as pages of RawScan. Kernels fill blocks from them, many per call; then each block is compressed
 and gets its checksum. The order is data, index, properties, metaindex, footer. There is no filter block: stores build one when
 they compact.
-
-The memory that the kernels of a writer fill.
 """
 
 from __future__ import annotations
