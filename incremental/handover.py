@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tikv_br.backupset.backup_set import BackupSet
@@ -81,6 +81,8 @@ class FromNow:
 
     safe_interval: float = CACHE_SECONDS
     """Distance to now, in seconds."""
+    ts: int = 0
+    """The start if it is chosen already (`at_once`)."""
 
 
 Start = FromBackup | FromTs | FromNow
@@ -118,7 +120,12 @@ def resolve(start: Start, cluster: Cluster, *spans: KeyRange, writes_log: bool =
         case FromTs():
             return _lower_by_cache_age(_checked_ts(start.ts, cluster), cluster)
         case FromNow():
-            return choose_backup_ts(cluster, start.safe_interval)
+            return start.ts or choose_backup_ts(cluster, start.safe_interval)
+
+
+def at_once(start: Start, cluster: Cluster) -> Start:
+    """Choose what "now" is. Waits for a sink, or for a sync that may run, come later: writes beside them are to be copied."""
+    return replace(start, ts=resolve(start, cluster)) if isinstance(start, FromNow) else start
 
 
 def backup_ts(backup: BackupSet, cluster_id: int, spans: Iterable[KeyRange]) -> int:

@@ -42,7 +42,9 @@ from tikv_br.incremental.feed.events import hold_back_for
 from tikv_br.incremental.handover import (
     GC_TTL,
     FromBackup,
+    FromNow,
     Start,
+    at_once,
     check_has_feed,
     check_runs_alone,
     expiry,
@@ -137,6 +139,7 @@ def sync(
         check_has_feed(cluster, writes_log=isinstance(options.target, LogTarget))
         if not hold_back_for(cluster, options.feed.hold_back):
             log.warning("sync %s: --hold-back is 0: changes are lost when leaders move", options.changefeed_id)
+        options = _chosen_at_once(options, cluster)
         sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
         sink = wait_for_sink(stack, options.target, origin, sink_options, options.replicate, stop, wait)
         if sink is None:
@@ -172,6 +175,13 @@ def sync(
         watch(replicator)
         replicator.run()
         return replicator.status()
+
+
+def _chosen_at_once(options: SyncOptions, cluster: Cluster) -> SyncOptions:
+    """The options with a start that does not move on, unless the sync has a checkpoint, which needs no answers of stores."""
+    if not isinstance(options.start, FromNow) or _load(options, cluster.cluster_id) is not None:
+        return options
+    return replace(options, start=at_once(options.start, cluster))
 
 
 def _continued(options: SyncOptions, cluster_id: int, subject: str) -> SyncOptions:

@@ -25,7 +25,16 @@ from tikv_br.errors import (
 from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState
 from tikv_br.incremental.group.owner import DeadCaptures
 from tikv_br.incremental.group.store import GroupStore
-from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, protect, resolve, service_id, source_codec
+from tikv_br.incremental.handover import (
+    MIN_TTL,
+    Start,
+    at_once,
+    check_has_feed,
+    protect,
+    resolve,
+    service_id,
+    source_codec,
+)
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink, wait_for_sink
 from tikv_br.incremental.sinks.url import LogTarget, parse
 from tikv_br.incremental.sinks.writer import ReplicateOptions
@@ -44,6 +53,7 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
     origin = _origin(source, info)
     target = parse(asked.sink)
     check_has_feed(source, writes_log=isinstance(target, LogTarget))
+    start = at_once(start, source)
     with ExitStack() as stack:
         patience = min(info.patience_ms / 1000, CREATE_PATIENCE)
         retries = ReplicateOptions(patience=patience, longest_wait=info.backoff_ms / 1000)

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -20,6 +21,7 @@ from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.writer import Writer
 from tests.integration.s3_servers import moto_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.waiting import eventually
 from tikv_br.archive.records import Checkpoint
 from tikv_br.backupset.lease import LeaseOwner
 from tikv_br.cluster.ingests import Follower
@@ -31,6 +33,7 @@ from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.incremental import handover
 from tikv_br.incremental.handover import FromBackup, FromNow, service_id
 from tikv_br.incremental.sinks.url import BlackholeTarget, TikvTarget
+from tikv_br.incremental.sinks.url import parse as parse_sink
 from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.records import dump, load
 from tikv_br.storage.url import parse
@@ -221,6 +224,44 @@ def test_the_way_back_is_refused_while_a_sync_runs(
         handover.check_no_return(b.cluster, a.cluster.cluster_id, ours, lambda: None)
     b.cluster.ingests.register_follower(service)
     b.cluster.pd.update_service_safe_point(service, 0, 0)
+
+
+@pytest.mark.parametrize("waits_for", ["the way back", "another one with the id"])
+def test_now_is_when_the_command_starts(
+    pair: tuple[LiveCluster, LiveCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
+) -> None:
+    """A write while it waits to see whether another sync runs, which was killed elsewhere, is copied."""
+    a, b = pair
+    monkeypatch.setattr(handover, "RENEWAL_SEEN_SECONDS", 3.0)
+    is_back = waits_for == "the way back"
+    of, target = (b, a) if is_back else (a, b)
+    owner = replace(LeaseOwner.this_process(), machine="elsewhere")
+    killed = Follower("s", owner, target.cluster.cluster_id, (0, 0), (EVERY_KEY,))
+    service = service_id("killed" if is_back else "now")
+    of.cluster.pd.update_service_safe_point(service, 600, of.cluster.pd.tso())
+    of.cluster.ingests.register_follower(service, killed)
+    options = SyncOptions(
+        changefeed_id="now",
+        source=a.config,
+        target=parse_sink(f"tikv://{b.pd}"),
+        state=parse(str(tmp_path)),
+        scratch=tmp_path,
+        start=FromNow(safe_interval=0.0),
+    )
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(sync, options, stop, lambda _: None)
+        try:
+            time.sleep(1.5)
+            a.raw().put(b"beside the wait", b"value")
+            eventually(lambda: running.done() or b.raw().get(b"beside the wait"))
+        finally:
+            stop.set()
+        running.result()
+    assert b.raw().get(b"beside the wait") == b"value"
+    for live, name in ((of, service), (a, service_id("now"))):
+        live.cluster.ingests.register_follower(name)
+        live.cluster.pd.update_service_safe_point(name, 0, 0)
 
 
 def test_a_state_of_another_sync_is_refused(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
