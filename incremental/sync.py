@@ -232,7 +232,8 @@ def _start_ts(
     if found is not None:
         _check_subject(found, *of)
         _check_checkpoint(found, cluster.pd.tso())
-        log.info("sync %s: resuming from checkpoint %d", options.changefeed_id, found.checkpoint_ts)
+        passed = "" if options.start is None else "; the start in the flags is for a sync without one"
+        log.info("sync %s: resuming from checkpoint %d%s", options.changefeed_id, found.checkpoint_ts, passed)
         return found.checkpoint_ts
     if options.start is None:
         place = options.state if isinstance(options.state, EtcdConfig) else options.state.redacted()

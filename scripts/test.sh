@@ -178,7 +178,7 @@ if [ "$selection" = real ]; then # one after the other: real servers use both co
     .venv/bin/python -m pytest --cache-clear -p no:randomly --durations 25 "${arguments[@]}" </dev/null || status=$?
     exit "$status"
 fi
-.venv/bin/python -m pytest --cache-clear -n "$(workers)" --dist loadfile --no-loadscope-reorder --durations 25 "${arguments[@]}" </dev/null || status=$?
+.venv/bin/python -m pytest --cache-clear ${TEST_ORDER:+-p randomly --randomly-seed="$TEST_ORDER"} -n "$(workers)" --dist loadfile --no-loadscope-reorder --durations 25 "${arguments[@]}" </dev/null || status=$?
 [ "$status" -ne 1 ] || ! retry_failed "${arguments[@]}" || status=0
 
 if [ -n "$checking" ]; then

@@ -64,14 +64,8 @@ class Subject:
         return "".join(f"-{part}" for part in (keyspace, self.kind, ranges) if part)
 
 
-def dated_location(
-    template: StorageLocation, reporter: Reporter, *, dry_run: bool, subject: Subject = Subject()
-) -> StorageLocation:
-    """The place of this run's backup: the path with the UTC time in it, or the path of an unfinished run that is to be resumed.
-
-    A path without placeholders is returned as it is. Raises `UsageError`, `StorageError`.
-    """
-    place = place_of(template)
+def placeholders(template: StorageLocation) -> set[str]:
+    """The names of the placeholders in a path. Raises `UsageError` for others, and where they may not be."""
     fields = {match[1] for match in _PLACEHOLDER.finditer(template.path)}
     if unknown := fields - {"time", "date", "keyspace"}:
         raise UsageError(f"--storage contains {{{min(unknown)}}}, which is no placeholder", hint=f"Use {PLACEHOLDERS}.")
@@ -80,12 +74,24 @@ def dated_location(
             f"--storage {template} contains a time format outside of braces",
             hint="Write {time:%Y-%m-%d}, with \\% for each % in a crontab.",
         )
-    if not fields:
-        return template
-    if place is None or "{" in place.root.path:
+    place = place_of(template)
+    if fields and (place is None or "{" in place.root.path):
         raise UsageError(
             "placeholders of --storage must be in the last part of its path, as in s3://bucket/backups/{time}"
         )
+    return fields
+
+
+def dated_location(
+    template: StorageLocation, reporter: Reporter, *, dry_run: bool, subject: Subject = Subject()
+) -> StorageLocation:
+    """The place of this run's backup: the path with the UTC time in it, or the path of an unfinished run that is to be resumed.
+
+    A path without placeholders is returned as it is. Raises `UsageError`, `StorageError`.
+    """
+    fields, place = placeholders(template), place_of(template)
+    if not fields or place is None:
+        return template
     if not fields & {"time", "date"}:
         return place.root.child(_filled(place.path, subject, 0))
     root, now_ms = open_store(place.root), time.time_ns() // 1_000_000

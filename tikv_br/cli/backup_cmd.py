@@ -145,8 +145,13 @@ def schedule_backup(flags: BackupScheduleFlags, context: typer.Context) -> None:
     group = context.parent
     if group is not None and isinstance(group.command, TyperGroup):
         raw = group.command.get_command(group, "raw")
-        if raw is not None:  # refuse now, not at night, flags that it does not have
-            raw.make_parser(context).parse_args(list(flags.words))
+        if raw is not None:  # refuse now, not at night, flags that it does not have, and a path that is none
+            from tikv_br.backup.dated import placeholders
+            from tikv_br.storage.url import parse
+
+            passed = raw.make_parser(context).parse_args(list(flags.words))[0]
+            if storage := passed.get("storage"):
+                placeholders(parse(str(storage)))
     text = flags.text("backup raw", flags.words)
     flags.out.result("schedule", {"text": text}, text.rstrip("\n"))
 

@@ -199,6 +199,8 @@ def _end(out: Output, summary: DiffSummary) -> None:
 
 def _hint(summary: DiffSummary) -> str | None:
     """Return a hint with the flags that repair the remaining differences; None = the error's default hint."""
+    if summary.puts and not summary.deletes and summary.remaining > summary.only_b:  # --repair-missing
+        return "Rows of B with other values were left as they are, as were those that only B has: `--repair` without --repair-missing overwrites the former."
     if summary.puts or summary.deletes or (summary.only_b and not summary.only_a + summary.value):
         return "Only B has rows that differ: `--repair --repair-delete` deletes them." if summary.only_b else None
     if summary.only_b:
