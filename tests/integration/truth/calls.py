@@ -72,7 +72,7 @@ CALLS: dict[CommandPath, str] = {
     ("drill", "run"): "-s {folder} --pd {pd} --reports {home} --executor driver",
     ("drill", "list"): "--reports {home}",
     ("drill", "show"): "--reports {home} {drill}",
-    ("backup", "schedule"): "--print crontab -- --pd {pd} --storage {new}",
+    ("backup", "schedule"): "--print crontab -- --pd 10.0.0.1:2379 --storage s3://backups/{{time}}",
     ("drill", "schedule"): "--print crontab --for {config}",
     ("raw", "put"): "new value --pd {pd}",
     ("raw", "get"): "row007 --pd {pd} --value-format raw",

@@ -82,7 +82,8 @@ class World:
     def call(self, command: CommandPath, *more: str, **instead: str) -> Ended:
         """Run a command as `CALLS` says, with other things ``instead`` of some, and ``more`` arguments."""
         words = [word.format_map({**self.names, **instead}) for word in CALLS[command].split()]
-        return tikv_br(*command, *words, *more)
+        end = words.index("--") if "--" in words else len(words)
+        return tikv_br(*command, *words[:end], *more, *words[end:])
 
     def log_to(self, place: Path) -> None:
         """Write a log from the backup until after this moment; it has two segments at least."""
