@@ -78,16 +78,18 @@ def test_systemd_takes_the_units_that_are_printed(tmp_path: Path) -> None:
 
 
 def test_a_backup_is_scheduled_with_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both forms have the flags behind ``--``, quoted; those that `backup raw` does not have are refused."""
+    """Both forms have the flags behind ``--``, quoted; what `backup raw` would refuse each night is refused at once."""
     words = ["backup", "schedule", "--at", "02:00", "--on", "mon", "--print"]
-    flags = ["--", "--pd", "10.0.0.1:2379", "--storage", "s3://b/{time:%Y}", "--checksum"]
+    flags = ["--", "--pd", "10.0.0.1:2379", "--storage", "s3://backups/{time:%Y}", "--checksum"]
     assert run([*words, "crontab", *flags]) == 0
     line = capsys.readouterr().out
     assert line.startswith("0 2 * * 1 ")
-    assert line.endswith(r" backup raw --pd 10.0.0.1:2379 --storage 's3://b/{time:\%Y}' --checksum --quiet" "\n")
+    assert line.endswith(r" backup raw --pd 10.0.0.1:2379 --storage 's3://backups/{time:\%Y}' --checksum --quiet" "\n")
     assert run([*words, "systemd", *flags]) == 0
     units = capsys.readouterr().out
     assert "/etc/systemd/system/tikv-br-backup.timer\n" in units
-    assert ' backup raw --pd 10.0.0.1:2379 --storage "s3://b/{time:%%Y}" --checksum\n' in units
+    assert ' backup raw --pd 10.0.0.1:2379 --storage "s3://backups/{time:%%Y}" --checksum\n' in units
     assert run([*words, "crontab", *flags, "--chekcsum"]) == 2
     assert "No such option: --chekcsum" in capsys.readouterr().err
+    assert run([*words, "crontab", "--", "--storage", "s3://backups/{date}/{keyspace}"]) == 2
+    assert "must be in the last part of its path" in capsys.readouterr().err
