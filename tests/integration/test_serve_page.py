@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from tests.support.browser import Page
-from tests.unit.serve.samples import NOW_MS, overview, troubled
+from tests.unit.serve.samples import NOW_MS, healthy, overview, troubled
 from tikv_br.serve.model import Overview
 from tikv_br.serve.web import Site
 from tikv_br.storage.crypter import SecretText
@@ -53,6 +54,11 @@ CONTRAST = """
 OVERFLOWING = """
 [...document.querySelectorAll("section, table, th, td, dd, p, li")]
   .filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth).map(each => each.outerHTML.slice(0, 200))
+"""
+
+BOXES = """
+[...document.querySelectorAll("dl > div")].map(each => each.getBoundingClientRect())
+  .map(each => [each.left, each.top, each.right, each.bottom].map(edge => Math.round(edge)))
 """
 
 
@@ -113,6 +119,31 @@ def test_tables_stay_tables_on_a_phone(page: Page) -> None:
         assert {"rowheader", "cell", "banner", "navigation", "main", "contentinfo", "heading"} <= set(roles)
         assert roles.count("region") == 6
         assert page.value("getComputedStyle(document.querySelector('td'), '::before').content") == '"finished"'
+
+
+@pytest.mark.parametrize("width", [1200, 800, 375])
+def test_tiles_of_two_storages_do_not_overlap(page: Page, width: int) -> None:
+    """Each storage has its own, with its whole address."""
+    states = healthy()
+    first = states.backups[0]
+    long = replace(
+        first,
+        place="s3://another-bucket/backups/of/the/production/cluster?endpoint=https%3A%2F%2Fs3.example.com&region=eu-1",
+    )
+    with opened(page, overview(replace(states, backups=(first, long)))):
+        page.size(width, 900)
+        page.wait(f"innerWidth === {width}")
+        assert "another-bucket" in page.text()
+        boxes = page.value(BOXES)
+        assert len(boxes) > 3
+        for number, (left, top, right, bottom) in enumerate(boxes):
+            assert left >= 0
+            assert right <= width
+            assert not [
+                other
+                for other in boxes[:number]
+                if left < other[2] and other[0] < right and top < other[3] and other[1] < bottom
+            ]
 
 
 def test_by_keyboard(page: Page) -> None:
