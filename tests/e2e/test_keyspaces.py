@@ -140,7 +140,7 @@ def test_an_id_that_pd_does_not_know_is_refused(source: LiveCluster, tmp_path: P
 
 @contextlib.contextmanager
 def archiving(words: list[str], end: signal.Signals = signal.SIGTERM) -> Iterator[None]:
-    """Run `log start` meanwhile, and end it by a signal."""
+    """Run `log start` beside the block, and end it by a signal."""
     with subprocess.Popen(words, env=environment(), cwd="/", stdout=subprocess.DEVNULL) as process:
         try:
             yield
@@ -178,7 +178,7 @@ def test_a_log_and_a_restore_to_a_time_go_by_the_name(source: LiveCluster, targe
 def test_a_log_of_several_keyspaces(source: LiveCluster, target: LiveCluster, tmp_path: Path) -> None:
     """All that are named are in one log, and a restore to a time finds each by its name; unknown names are refused.
 
-    It is killed and resumed, a restore ingests rows into one of them meanwhile, and then it is ended for good.
+    It is killed and resumed, a restore ingests rows into one of them while it runs, and then it is ended for good.
     """
     assert source.create_keyspace("orders") == 2
     assert source.create_keyspace("billing") == 3

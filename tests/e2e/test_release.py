@@ -121,7 +121,7 @@ def compiled(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def indexes(folder: Path) -> dict[str, bytes]:
-    """The files of numba's cache that say what is compiled, by the names of their kernels."""
+    """The index files of numba's cache, by the names of their kernels."""
     found = (folder / "tikv_br/formats/compiled").rglob("*.nbi")
     return {path.name.split("-")[0]: path.read_bytes() for path in found}
 

@@ -292,7 +292,7 @@ def test_repeats_are_ignored_wherever_they_come(broker: KafkaBroker, target: Liv
 def test_a_replay_resumes_at_what_is_not_applied(
     broker: KafkaBroker, target: LiveCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Committed offsets are those of the first message that is not applied; a new run starts there, and says so."""
+    """Committed offsets are those of the first message that is not applied; a new run starts there, and its log names the place."""
     topic = Topic(broker, 2)
     for number in range(100):
         topic.change(number + 1, b"key-%d" % number, b"1")

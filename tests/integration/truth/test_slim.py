@@ -1,4 +1,4 @@
-"""Every command without the packages that ``tikv-br-core`` leaves out: it does its work, or says what to install."""
+"""Every command without the packages that ``tikv-br-core`` leaves out: it does its work, or names the package to install."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LACKING: dict[CommandPath, tuple[int, str]] = {
     ("kafka", "replay"): (56, "confluent-kafka"),
     ("spark", "pack"): (56, "pandas"),
 }
-"""What is to be installed for commands that need a package."""
+"""Packages to install, for commands that need one."""
 WITHOUT: set[CommandPath] = {
     ("drill", "list"),
     ("drill", "show"),
@@ -84,7 +84,7 @@ def check_running(program: list[str], own: dict[str, str]) -> None:
 
 
 def test_each_command_works_or_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With proofs of what it did; those that use Spark say so, and change nothing, if it is demanded."""
+    """With proofs of what it did; if Spark is demanded, those that use it name it and change nothing."""
     assert PROOFS.keys() | LACKING.keys() | WITHOUT | RUNNING.keys() == CALLS.keys()
     own = environment(PYTHONUNBUFFERED="1", PYTHONPATH=str(ROOT), XDG_STATE_HOME=str(tmp_path / "state-home"))
     with (

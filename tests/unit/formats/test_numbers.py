@@ -42,7 +42,7 @@ def test_other_texts(text: str) -> None:
     ],
     ids=["time", "status address", "address", "setting of a topic", "address of a topic"],
 )
-def test_what_is_no_number_is_refused(read: Callable[[str], object], text: str) -> None:
+def test_other_texts_are_refused(read: Callable[[str], object], text: str) -> None:
     """Of flags, and of addresses that servers advertise: no other error, and no other number."""
     with pytest.raises(UsageError):
         read(text)
