@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -83,6 +84,7 @@ def test_several_backups(golden: Path, damaged: tuple[Path, set[str]], tmp_path:
     assert [line["storage"] for line in found if line["message_type"] == "summary"] == [f"local://{sound}"]
     assert (done.returncode, found[-1]["name"]) == (32, "BackupDamaged")
     assert found[-1]["message"].startswith("2 of 3 backups: 2 findings")
+    assert f"WARNING {tmp_path / 'none'}: " in re.sub(r"\[\w+\] ", "", done.stderr)
     run_program(["list", str(tmp_path), "--rebuild"], environment=os.environ)
     shutil.copytree(sound, tmp_path / "second")
     listed = run_program(["list", str(tmp_path), "--rebuild", "--output", "json"], environment=os.environ)

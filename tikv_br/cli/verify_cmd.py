@@ -15,6 +15,7 @@ from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed, reporting
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import BackupSetError, ChecksumMismatch, TikvBrError, UsageError
+from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
     from tikv_br.storage.url import StorageLocation
@@ -57,19 +58,19 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
     All are looked at, also after one with a finding.
     """
     places = [
-        partial(backup_flags.choose, context, flags.storage_flags, "storage", each, flags.storage)
+        (each, partial(backup_flags.choose, context, flags.storage_flags, "storage", each, flags.storage))
         for each in flags.chosen or [""]
     ]
     if len(places) > 1 and flags.report:
         raise UsageError("--report is about one backup", hint="Omit it, or pass one backup.")
     failures: list[TikvBrError] = []
-    for place in places:
+    for name, place in places:
         try:
             _verify(flags, place)
         except (BackupSetError, ChecksumMismatch) as error:
             if len(places) == 1:
                 raise
-            logger.warning("%s", error.message)
+            logger.warning("%s: %s", redact(name), error.message)
             failures.append(error)
     if failures:
         first = failures[0]
