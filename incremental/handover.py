@@ -28,7 +28,7 @@ from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.safepoint import BACKUP_SERVICES, SafePointKeeper, choose_backup_ts
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
 from tikv_br.cluster.versions import FEED
-from tikv_br.errors import ClusterUnfit, SafePointError, SyncRunning, UsageError
+from tikv_br.errors import ClusterUnfit, SafePointError, SyncRunning, SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
@@ -258,6 +258,25 @@ def check_no_return(target: Cluster, source_id: int, ours: Follower, check: Call
             f"the sync or changefeed {name} copies the same rows from the target back to this source, so that both would copy each change in a circle",
             hint="Stop it first; only one direction may run. Or sync other ranges or keyspaces.",
         )
+
+
+def check_none_returned(target: Cluster, source_id: int, changefeed_id: str, ours: Follower, *, resumes: bool) -> None:
+    """Raise `SyncStateMismatch` if a sync has copied the same rows back since this one, which resumes, began; note that this one begins.
+
+    Clients have used the target then, and this one would overwrite what they wrote by older rows. PD's etcd of the target orders
+    both, so no clock counts.
+    """
+    if not ours.target:
+        return
+    service = service_id(changefeed_id)
+    if resumes and (found := target.ingests.returned_since(service, source_id, ours)):
+        other = found[0].removeprefix(service_id(""))
+        raise SyncStateMismatch(
+            f"cannot resume sync {changefeed_id}: since it last ran, {other} has copied rows from its target back to this source. "
+            "Rows that clients have written to the target since would be overwritten by older ones",
+            hint="Pass another --id and --start-ts now, once the target has no clients and `tikv-br diff` finds no difference.",
+        )
+    target.ingests.register_writer(service, source_id)
 
 
 def expiry(cluster: Cluster, service: str) -> int:

@@ -42,7 +42,6 @@ from tikv_br.incremental.feed.events import hold_back_for
 from tikv_br.incremental.handover import (
     GC_TTL,
     FromBackup,
-    FromNow,
     Start,
     at_once,
     check_has_feed,
@@ -139,8 +138,11 @@ def sync(
         check_has_feed(cluster, writes_log=isinstance(options.target, LogTarget))
         if not hold_back_for(cluster, options.feed.hold_back):
             log.warning("sync %s: --hold-back is 0: changes are lost when leaders move", options.changefeed_id)
-        options = _chosen_at_once(options, cluster)
+        is_new = _load(options, cluster.cluster_id) is None
+        if is_new and options.start is not None:
+            options = replace(options, start=at_once(options.start, cluster))
         sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
+        origin = replace(origin, resumes=not is_new)
         sink = wait_for_sink(stack, options.target, origin, sink_options, options.replicate, stop, wait)
         if sink is None:
             return None
@@ -175,13 +177,6 @@ def sync(
         watch(replicator)
         replicator.run()
         return replicator.status()
-
-
-def _chosen_at_once(options: SyncOptions, cluster: Cluster) -> SyncOptions:
-    """The options with a start that does not move on, unless the sync has a checkpoint, which needs no answers of stores."""
-    if not isinstance(options.start, FromNow) or _load(options, cluster.cluster_id) is not None:
-        return options
-    return replace(options, start=at_once(options.start, cluster))
 
 
 def _continued(options: SyncOptions, cluster_id: int, subject: str) -> SyncOptions:
@@ -330,18 +325,18 @@ def _protected(cluster: Cluster, options: SyncOptions, ts: int, running: Followe
         raise
     except BaseException:
         with suppress(SafePointError):  # the error that led here is the one to raise
-            _leave(cluster, keeper, options.gc_ttl)
+            _leave(cluster, keeper, options.gc_ttl, running)
         raise
-    _leave(cluster, keeper, options.gc_ttl)
+    _leave(cluster, keeper, options.gc_ttl, running)
 
 
-def _leave(cluster: Cluster, keeper: SafePointKeeper, gc_ttl: int) -> None:
+def _leave(cluster: Cluster, keeper: SafePointKeeper, gc_ttl: int, ended: Follower) -> None:
     """Keep the safe point for the next start. Raises `SafePointError` if it is lost; if PD is down, its last TTL applies."""
     try:
         with clean_up(time.monotonic()):
             leave(keeper, gc_ttl)
             with suppress(EtcdError):  # then a sync with other state waits before it starts
-                cluster.ingests.register_follower(keeper.service_id)
+                cluster.ingests.register_follower(keeper.service_id, replace(ended, has_ended=True))
     except SafePointError:
         raise
     except ClusterError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tikv_br.cluster.versions import CAPABILITIES, Capability
-from tikv_br.errors import TikvBrError
+from tikv_br.errors import Failure
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "exit-codes.md"
@@ -35,15 +35,15 @@ Exit code 0 means: everything that was requested is done and, if requested, veri
 def table() -> str:
     """Return the whole page."""
     rows = []
-    for error in sorted(_classes(TikvBrError), key=lambda error: (error.exit_code, error.__name__)):
-        what = (error.__doc__ or "").splitlines()[0].rstrip(".") if error is not TikvBrError else "Anything else"
+    for error in sorted(_classes(Failure), key=lambda error: (error.exit_code, error.__name__)):
+        what = (error.__doc__ or "").splitlines()[0].rstrip(".") if error is not Failure else "Anything else"
         again = "yes" if error.retryable else ""
         hint = error.default_hint.replace("|", "\\|")
         rows.append(f"| {error.exit_code} | `{error.__name__}` | {what} | {again} | {hint} |")
     return HEAD + "\n".join(rows) + "\n"
 
 
-def _classes(base: type[TikvBrError]) -> Iterator[type[TikvBrError]]:
+def _classes(base: type[Failure]) -> Iterator[type[Failure]]:
     """Yield the classes that errors are raised as: those with an exit code of their own, and the root."""
     if "exit_code" in vars(base):
         yield base

@@ -72,9 +72,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore the handlers of the root logger: one of a command in this process writes to a stream that pytest closes."""
+def log_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what a command in this process sets: its handler writes to a stream that pytest closes, its levels show other tests' lines."""
     monkeypatch.setattr(logging.getLogger(), "handlers", logging.getLogger().handlers[:])
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("tikv_br").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.read import MergeSources
 from tikv_br.dataflow.run import KEPT, BackupReport, abort_backup, open_temporary, remove_temporary
-from tikv_br.errors import BackupSetError, LeaseLost, ResumeRefused, StorageError, TikvBrError
+from tikv_br.errors import BackupSetError, Failure, LeaseLost, ResumeRefused, StorageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Notice, Reporter, silent
@@ -156,7 +156,7 @@ def _removed_if_refused(wanted: RestoreOptions, store: ObjectStore) -> Iterator[
     """Remove the temporary backup if the block fails before the target has changed, unless the same command can resume after an outage."""
     try:
         yield
-    except TikvBrError as error:
+    except Failure as error:
         if isinstance(error, LeaseLost | ResumeRefused) or error.retryable:
             raise
         with clean_up():

@@ -12,16 +12,17 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tikv_br.errors import Interrupted, Terminated
+from tikv_br.errors import Interrupted, Stopped, Terminated
 
 logger = logging.getLogger(__name__)
-Stopped = Interrupted | Terminated
 HANDLED = (signal.SIGINT, signal.SIGTERM)
+AGAIN_SECONDS = 0.01
 SETTLE_SECONDS = 1.0
 """Seconds that the end of a block waits for what its signals started."""
 _SETTLE = b"\0"
@@ -32,6 +33,21 @@ def raise_from_now() -> None:
     """Have both signals raise `Interrupted` and `Terminated` in the main thread, so that everything on the stack can clean up."""
     for number in HANDLED:
         signal.signal(number, lambda number, _frame: _raise(number))
+    sys.unraisablehook = _send_again
+
+
+def _send_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Python drops what is raised in a finalizer or in a callback of a weak reference; a signal is sent again a moment later."""
+    if isinstance(dropped.exc_value, Stopped):
+        number = signal.SIGINT if isinstance(dropped.exc_value, Interrupted) else signal.SIGTERM
+        _thread.start_new_thread(_send_to_main, (number,))
+    else:
+        sys.__unraisablehook__(dropped)
+
+
+def _send_to_main(number: int) -> None:
+    time.sleep(AGAIN_SECONDS)
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 def _raise(number: int, hint: str | None = None) -> None:

@@ -19,6 +19,7 @@ from tikv_br.errors import (
     ChangefeedExists,
     ChangefeedNotFound,
     ClusterError,
+    Failure,
     SyncStateDamaged,
     TikvBrError,
 )
@@ -70,7 +71,7 @@ def _origin(source: Cluster, info: ChangefeedInfo) -> Origin:
 
 def moved(info: ChangefeedInfo, url: str, source: Cluster, sink: SinkOptions) -> ChangefeedInfo:
     """A changefeed with another address of its sink. Raises `SyncStateMismatch` where that is another sink, `ClusterError`."""
-    with open_sink(parse(url), _origin(source, info), sink) as opened:
+    with open_sink(parse(url), replace(_origin(source, info), resumes=True), sink) as opened:
         info.check_place(opened.place)
     return replace(info, sink=url)
 
@@ -136,7 +137,7 @@ class Changefeeds:
         ours = [modified_at(key, made.revision)]
         try:
             self._protect(info, info.start_ts)
-        except TikvBrError:
+        except Failure:
             with suppress(TikvBrError):  # it may be set although the answer was lost; if so, and this fails, it expires
                 release(self._pd, service_id(info.id))
             etcd.transact(ours, [Delete(key)])

@@ -308,6 +308,7 @@ class Worker:
             keyspace_name=keyspace_names(self._membership.source, [self.changefeed.keyspace_id]).get(
                 self.changefeed.keyspace_id, ""
             ),
+            resumes=True,
         )
 
     def _sink_options(self) -> SinkOptions:

@@ -49,7 +49,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
-from tikv_br.incremental.handover import check_no_return
+from tikv_br.incremental.handover import check_no_return, check_none_returned
 from tikv_br.incremental.kafka.topic import TopicAdmin
 from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.sinks.base import Sink, unfenced
@@ -259,6 +259,8 @@ class Origin:
     """All ranges of a log of several keyspaces, in order, of which `whole` is the first."""
     keyspace_names: tuple[str, ...] = ()
     """Names of their keyspaces."""
+    resumes: bool = False
+    """Continue from a checkpoint."""
 
     def follower(self, state: str, sink: Sink, owner: LeaseOwner | None = None) -> Follower:
         """The record of a process that writes to a sink, for PD of the source."""
@@ -439,5 +441,7 @@ def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: Si
     except UnsupportedFormat as error:
         raise UsageError(f"--sink: {error}") from None
     opened = TikvSink(raw, drop_ttls=options.drop_ttls, concurrency=options.concurrency, batch_rows=options.batch_rows)
-    check_no_return(cluster, origin.cluster_id, origin.follower("", opened), options.fence)
+    ours = origin.follower("", opened)
+    check_no_return(cluster, origin.cluster_id, ours, options.fence)
+    check_none_returned(cluster, origin.cluster_id, origin.changefeed_id, ours, resumes=origin.resumes)
     return opened

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -203,8 +204,8 @@ def clear(live: LiveCluster) -> None:
     """Remove all rows of the keyspaces that the guides use, and the followers that were killed: a sync would wait to see whether they run."""
     for keyspace in (0, 7, 12):
         live.raw(keyspace).delete_range(EVERY_KEY)
-    for service in live.cluster.ingests.running():
-        live.cluster.ingests.register_follower(service)
+    for service, found in live.cluster.ingests.running().items():
+        live.cluster.ingests.register_follower(service, replace(found, has_ended=True))
 
 
 def test_backup(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:

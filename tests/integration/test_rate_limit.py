@@ -22,7 +22,7 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.dataflow import plan
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import choose_engine
-from tikv_br.errors import Terminated, TikvBrError, UsageError
+from tikv_br.errors import Failure, Terminated, TikvBrError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import restore
@@ -149,7 +149,7 @@ def run_backup(options: BackupOptions) -> int:
     """Back up in a process of its own; its exit code."""
     try:
         backup(options)
-    except TikvBrError as error:
+    except Failure as error:
         return error.exit_code
     return 0
 

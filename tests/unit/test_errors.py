@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from tikv_br.cluster.channel import FailedUnknown
-from tikv_br.errors import TikvBrError
+from tikv_br.errors import Failure
 from tikv_br.redaction import redact
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def subclasses(base: type[TikvBrError]) -> list[type[TikvBrError]]:
+def subclasses(base: type[Failure]) -> list[type[Failure]]:
     """Return ``base`` and all below it that the package defines."""
     own = [child for child in base.__subclasses__() if child.__module__.startswith("tikv_br.errors.")]
     return [base, *(error for child in own for error in subclasses(child))]
 
 
-ALL = subclasses(TikvBrError)
+ALL = subclasses(Failure)
 
 
 def test_a_failure_goes_by_a_name_that_is_documented() -> None:
@@ -40,7 +40,7 @@ def test_exit_codes_are_distinct_and_fit_a_shell() -> None:
 
 
 @pytest.mark.parametrize("error_class", ALL, ids=lambda error: error.__name__)
-def test_error_survives_pickling_and_says_what_to_do(error_class: type[TikvBrError]) -> None:
+def test_error_survives_pickling_and_says_what_to_do(error_class: type[Failure]) -> None:
     """Class, message and hint come back from pickle, the JSON form has them, and every class has a doc and a hint."""
     error = pickle.loads(pickle.dumps(error_class("what", hint="do this")))
     assert (type(error), error.message, error.hint, str(error)) == (error_class, "what", "do this", "what")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import logging
 import os
 import signal
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -16,7 +20,7 @@ from tests.support.forks import Forks
 from tests.support.tools import ROOT
 from tests.support.worst_moment import strike_in_wait
 from tikv_br import signals
-from tikv_br.errors import Interrupted, StorageFull, Terminated
+from tikv_br.errors import Interrupted, StorageFull, Terminated, TikvBrError
 from tikv_br.steps import FunctionStep, Step, run_steps
 
 RECEIVE = {"signal", "set_wakeup_fd", "sigwait", "sigwaitinfo", "sigtimedwait", "pthread_sigmask", "siginterrupt"}
@@ -88,6 +92,63 @@ def test_a_forked_child_receives_its_own_signals() -> None:
     """And its parent does not."""
     with Forks(__name__) as forks:
         forks.start(stopped_in_a_child)
+        assert forks.wait() == TERMINATED
+
+
+class Noisy:
+    """A signal comes in its finalizer."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+class NoisyStream(io.StringIO):
+    """A signal comes as it is written to."""
+
+    def write(self, text: str) -> int:
+        """Fail as any code of others may."""
+        if "noisy" in text:
+            signal.raise_signal(signal.SIGTERM)
+        return len(text)
+
+
+def in_log() -> None:
+    """`logging` reports an `Exception` of a handler, and goes on."""
+    logger = logging.getLogger("noisy")
+    logger.addHandler(logging.StreamHandler(NoisyStream()))
+    logger.warning("noisy")
+
+
+def in_weak_reference() -> None:
+    """Python drops everything that such a callback raises."""
+    thing = io.BytesIO()
+    weakref.finalize(thing, signal.raise_signal, signal.SIGTERM)
+    del thing
+
+
+def in_own_code() -> None:
+    """As a failed look for something that is only a notice."""
+    with contextlib.suppress(TikvBrError):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def swallowed(strike: Callable[[], object]) -> int:
+    """Exit code of a program that gets a signal within code that survives exceptions, and works on."""
+    signals.raise_from_now()
+    try:
+        strike()
+        for _ in range(SECONDS * 100):
+            time.sleep(0.01)
+    except Terminated as error:
+        return error.exit_code
+    return 0
+
+
+@pytest.mark.parametrize("strike", [in_log, in_weak_reference, in_own_code, Noisy], ids=lambda each: each.__name__)
+def test_a_signal_within_code_that_survives_exceptions(strike: Callable[[], object]) -> None:
+    """The program ends all the same."""
+    with Forks(__name__) as forks:
+        forks.start(partial(swallowed, strike))
         assert forks.wait() == TERMINATED
 
 

@@ -34,7 +34,14 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.txnkv import refuse_transactions
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.run import abort_backup, open_temporary, remove_temporary, run_backup
-from tikv_br.errors import BackupPathInUse, ChecksumMismatch, StorageError, TargetNotEmpty, TaskFailed, TikvBrError
+from tikv_br.errors import (
+    BackupPathInUse,
+    ChecksumMismatch,
+    Failure,
+    StorageError,
+    TargetNotEmpty,
+    TaskFailed,
+)
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
@@ -348,7 +355,7 @@ def _stage(options: BulkLoadOptions, reporter: Reporter) -> tuple[StageContext, 
             output = _output(options, dry_run=options.dry_run)
             context = StageContext(output, reporter, listed=False, stage=options.stage, stack=stack)
             report = run_backup(context, stage_steps(dry_run=options.dry_run))
-    except TikvBrError:
+    except Failure:
         if options.location.scheme == "local":
             with contextlib.suppress(StorageError):  # removes folders that are empty, and no file of another run
                 open_store(options.location).sweep("", deep=True, older_than=math.inf)

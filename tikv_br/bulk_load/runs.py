@@ -31,7 +31,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import Engine, plan_by_sizes
 from tikv_br.dataflow.read import file_sizes
 from tikv_br.dataflow.run import remove_temporary, run_backup
-from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.errors import Failure, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.text import show_key
@@ -171,7 +171,7 @@ def load_runs(options: RunsOptions, runs: Sequence[FileEntry], reporter: Reporte
             command="ingest from Spark",
         )
         done = restore(wanted, reporter)
-    except TikvBrError as error:
+    except Failure as error:
         if any(store.list(layout.RESTORE)):
             error.hint += (
                 f" The rows are staged: `tikv-br restore raw --storage {options.backup.redacted()}` continues."

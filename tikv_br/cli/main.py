@@ -22,7 +22,7 @@ from tikv_br.cli.command import LazyCommand, LazyGroup
 from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
 from tikv_br.cli.settings import Invocation
 from tikv_br.environment import drop_foreign_variables
-from tikv_br.errors import OutputClosed, OutputFailed, TikvBrError, UsageError
+from tikv_br.errors import Failure, OutputClosed, OutputFailed, UsageError
 from tikv_br.redaction import redact, secrets_in, visible, visible_lines
 
 PROGRAM = "tikv-br"
@@ -155,14 +155,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str], invocation: Invocation) -> int:
     """Turn every failure into a message and a code. The only broad ``except`` above a Spark task's edge."""
-    failure: TikvBrError
+    failure: Failure
     try:
         signals.raise_from_now()
         command = typer.main.get_command(app)
         code = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=invocation)
         Output().flush()
         return int(code or 0)
-    except (TikvBrError, typer.TyperException, KeyboardInterrupt, typer.Abort) as error:
+    except (Failure, typer.TyperException, KeyboardInterrupt, typer.Abort) as error:
         failure = failure_of(error)
     except Exception as error:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
@@ -183,7 +183,7 @@ def wants_json(arguments: Sequence[str], configured: str = "") -> bool:
     return chosen == OutputForm.JSON
 
 
-def _fail(error: TikvBrError, *, is_json: bool) -> int:
+def _fail(error: Failure, *, is_json: bool) -> int:
     """Report `error` in the output format, and in the log file if there is one. Returns its exit code."""
     if isinstance(error, OutputClosed):
         return error.exit_code

@@ -22,7 +22,7 @@ import typer
 from tikv_br import run_id
 from tikv_br.cli import log
 from tikv_br.environment import failure_of_machine
-from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, TikvBrError, UsageError
+from tikv_br.errors import Failure, Interrupted, OutputClosed, OutputFailed, TikvBrError, UsageError
 from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import format_key, parse_key, show_key
@@ -166,10 +166,10 @@ _HINTS = {
 }
 
 
-def failure_of(error: BaseException) -> TikvBrError:
+def failure_of(error: BaseException) -> Failure:
     """The error that the command line reports for any exception."""
     match error:
-        case TikvBrError():
+        case Failure():
             return error
         case typer.TyperException():
             return _usage_error(error)

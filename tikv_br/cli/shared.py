@@ -20,7 +20,7 @@ from tikv_br.cli.command import REQUIRED, AroundFlags, Flags, flag
 from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import Output, OutputForm, failure_of
 from tikv_br.environment import STATE, needed_user_folder
-from tikv_br.errors import Interrupted, Terminated, TikvBrError, UsageError
+from tikv_br.errors import Failure, Stopped, UsageError
 from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText, read_secret
 from tikv_br.tasks.settings import SparkSettings
@@ -136,9 +136,9 @@ class FailureHookFlags(AroundFlags):
 
         return Hooks(on_failure=words_of("--on-failure", self.on_failure))
 
-    def is_end(self, failure: TikvBrError) -> bool:
+    def is_end(self, failure: Failure) -> bool:
         """Return whether a failure is how the command is meant to end."""
-        return isinstance(failure, Interrupted | Terminated)
+        return isinstance(failure, Stopped)
 
     def around(self, path: str, flags: Flags) -> AbstractContextManager[None]:
         """Run the hooks when the command has ended. Raises `UsageError` before it starts."""
@@ -151,7 +151,7 @@ class FailureHookFlags(AroundFlags):
         hooks, started, began = self.hooks(), time.time(), time.monotonic()
         hooks.check()
 
-        def end(failure: TikvBrError | None) -> None:
+        def end(failure: Failure | None) -> None:
             code, message, hint = (0, "", "") if failure is None else (failure.exit_code, failure.message, failure.hint)
             summary = flags.out.summary if isinstance(flags, CommandFlags) else {}
             seconds = time.monotonic() - began
@@ -178,7 +178,7 @@ class HookFlags(FailureHookFlags):
         heartbeat = secret_of("--heartbeat-url", self.heartbeat_url, self.heartbeat_url_file)
         return replace(super().hooks(), heartbeat=heartbeat, textfile=self.textfile)
 
-    def is_end(self, failure: TikvBrError) -> bool:
+    def is_end(self, failure: Failure) -> bool:
         """Return whether a failure is how the command is meant to end."""
         del failure
         return False

@@ -127,7 +127,7 @@ class Etcd:
         try:
             etcd.get("/tikv-br/")
             run_in_worker_thread(etcd._check_one_cluster)
-        except TikvBrError:
+        except BaseException:
             etcd.close()
             raise
         return etcd

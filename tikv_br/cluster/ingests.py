@@ -6,7 +6,8 @@ Keys, after ``/tikv-br/CLUSTER-ID/``::
     ingest-revision    an id      written with each change of an announcement: one read shows whether there is news
     ingest-alive/ID    empty      with the lease of the command that ingests
     follower/SERVICE   version    a follower that reads announcements, by the name of its safe point in PD;
-                                  while it runs also, after a space, a `Follower`
+                                  after a space, a `Follower`
+    writer/ID/SERVICE  version    a follower of another cluster, with that id, which writes to this one: changed with each of its starts
 
 **New timestamps.** The new timestamp is fetched from PD after the announcement is in etcd. A follower that holds a resolved-ts
 above it reads announcements, linearizably, before it passes that resolved-ts on, and so sees this one. See
@@ -73,7 +74,7 @@ class Ingest:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A follower that runs, or was killed."""
+    """A follower."""
 
     state: str
     """The place of its state."""
@@ -85,6 +86,8 @@ class Follower:
     """Keyspaces of source and target."""
     spans: tuple[KeyRange, ...] = field(default=(), metadata=LATER)
     """Ranges of user keys that it writes there."""
+    has_ended: bool = field(default=False, metadata=LATER)
+    """False = it runs, or was killed."""
 
     def returns(self, other: Follower, cluster_id: int) -> bool:
         """Return whether this one, whose source is the target of `other`, writes rows back that `other` reads in a cluster."""
@@ -105,7 +108,7 @@ class Ingests:
         self._etcd = etcd
         root = f"/tikv-br/{cluster_id}/"
         self._prefix, self._news, self._alive = f"{root}ingest/", f"{root}ingest-revision", f"{root}ingest-alive/"
-        self._followers = f"{root}follower/"
+        self._followers, self._writers = f"{root}follower/", f"{root}writer/"
 
     def read(self) -> tuple[Ingest, ...]:
         return tuple(map(_load, self._etcd.range(self._prefix).items))
@@ -162,28 +165,51 @@ class Ingests:
         """A lease, to be entered, that shows that the command is alive."""
         return _Alive(self._etcd, f"{self._alive}{ingest.id}")
 
-    def register_follower(self, service: str, running: Follower | None = None) -> None:
-        """Note that the follower with this safe point reads announcements, and that it runs.
+    def register_follower(self, service: str, follower: Follower) -> None:
+        """Note that the follower with this safe point reads announcements, and that it runs or has ended.
 
-        Register its safe point before. Call it again without ``running`` when the follower has ended.
+        Register its safe point before.
         """
-        self._etcd.put(self._followers + service, _follower_value(running))
+        self._etcd.put(self._followers + service, _follower_value(follower))
 
     def follower_ended(self, service: str, ours: Follower) -> None:
         """Note the end of a follower, unless another process has registered since."""
         item = self._etcd.get(self._followers + service)
         if item is not None and item.value == _follower_value(ours):
-            self._etcd.transact([unchanged(item)], [Put(item.key, _follower_value(None))], repeatable=True)
+            ended = _follower_value(replace(ours, has_ended=True))
+            self._etcd.transact([unchanged(item)], [Put(item.key, ended)], repeatable=True)
 
     def follower(self, service: str) -> Follower | None:
         """A follower that runs or was killed; None if it has ended or is unknown."""
         item = self._etcd.get(self._followers + service)
-        return None if item is None else _load_follower(item)
+        found = None if item is None else _load_follower(item)
+        return None if found is None or found.has_ended else found
 
     def running(self) -> dict[str, Follower]:
         """The followers that run or were killed, by the names of their safe points."""
+        return {service: found for service, (found, _) in self._known().items() if not found.has_ended}
+
+    def _known(self) -> dict[str, tuple[Follower, int]]:
+        """All followers with their records, and the revisions in which they last started or ended."""
         items = self._etcd.range(self._followers).items
-        return {item.key.removeprefix(self._followers): found for item in items if (found := _load_follower(item))}
+        return {
+            item.key.removeprefix(self._followers): (found, item.mod_revision)
+            for item in items
+            if (found := _load_follower(item))
+        }
+
+    def register_writer(self, service: str, source_id: int) -> None:
+        """Note that a follower of another cluster begins to write to this one."""
+        self._etcd.put(f"{self._writers}{source_id}/{service}", __version__.encode())
+
+    def returned_since(self, service: str, source_id: int, ours: Follower) -> list[str]:
+        """The safe points of followers that have copied rows back to the source of a writer since it last began."""
+        began = self._etcd.get(f"{self._writers}{source_id}/{service}")
+        return [
+            name
+            for name, (each, revision) in self._known().items()
+            if began is not None and revision > began.mod_revision and each.returns(ours, source_id)
+        ]
 
     def followers(self) -> set[str]:
         """The names of the safe points of followers that read announcements."""
@@ -214,8 +240,8 @@ class _Alive(LeaseHolder):
         return self
 
 
-def _follower_value(running: Follower | None) -> bytes:
-    return __version__.encode() + (b"" if running is None else b" " + records.dump(running))
+def _follower_value(follower: Follower) -> bytes:
+    return __version__.encode() + b" " + records.dump(follower)
 
 
 def _load_follower(item: KeyValue) -> Follower | None:

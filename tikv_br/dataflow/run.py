@@ -26,7 +26,7 @@ from tikv_br.dataflow.convert import Conversion
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.plan import Engine, Interval
 from tikv_br.dataflow.write import PhaseSeconds, Snapshot, TaskResult
-from tikv_br.errors import BackupDamaged, BackupPathInUse, BackupSetError, CrypterMismatch, LeaseLost, TikvBrError
+from tikv_br.errors import BackupDamaged, BackupPathInUse, BackupSetError, CrypterMismatch, Failure, LeaseLost
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.steps import Step, run_steps
@@ -221,14 +221,14 @@ def run_backup(context: C, steps: Sequence[Step[C]]) -> BackupReport:
     try:
         with context.clusters:
             timings = run_steps(steps, context, context.reporter, clean_up)
-    except TikvBrError as error:
+    except Failure as error:
         if _is_resumable(context, error):
             error.hint = KEPT if isinstance(error, BackupSetError) else f"{error.hint} {KEPT}"
         raise
     return BackupReport(_summarize(context, time.monotonic() - began, timings), context.plan)
 
 
-def _is_resumable(context: BackupContext, error: TikvBrError) -> bool:
+def _is_resumable(context: BackupContext, error: Failure) -> bool:
     is_unfinished = bool(context.work_kept) and context.manifest is None
     return is_unfinished and not isinstance(error, LeaseLost) and "--no-resume" not in error.hint
 

@@ -32,7 +32,15 @@ from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.report import DrillReport, notify, page_url, write_json
 from tikv_br.drill.tail import SafePointRemover
 from tikv_br.drill.targets import ClusterTarget, OwnedRowsRemover
-from tikv_br.errors import BackupDamaged, BackupNotFound, LeaseHeld, ObjectivesMissed, StorageError, TikvBrError
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupNotFound,
+    Failure,
+    LeaseHeld,
+    ObjectivesMissed,
+    StorageError,
+    TikvBrError,
+)
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.redaction import redact
 from tikv_br.report import plot
@@ -413,7 +421,7 @@ def _drill(
         recorder.failed()
         try:
             _report(context, failure, step, held)
-            if isinstance(failure, TikvBrError):
+            if isinstance(failure, Failure):
                 failure.hint = f"{failure.hint} {_report_hint(context)}"
         except TikvBrError as problem:
             log.warning("cannot write the drill's report: %s", problem.message)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class TikvBrError(Exception):
-    """Base of all errors: ``message`` is what failed and why, ``hint`` what to do next.
+class Failure(BaseException):
+    """How a command ends without success, by an error or a signal: ``message`` is what failed and why, ``hint`` what to do next.
 
     ``retryable`` is set per class: whether the same call may succeed a moment later.
     """
@@ -45,8 +45,16 @@ class TikvBrError(Exception):
         }
 
 
-def _rebuild(cls: type[TikvBrError], message: str, hint: str) -> TikvBrError:
+def _rebuild(cls: type[Failure], message: str, hint: str) -> Failure:
     return cls(message, hint=hint)
+
+
+class TikvBrError(Failure, Exception):
+    """Base of all errors."""
+
+
+class Stopped(Failure):
+    """A signal ended the command. No `Exception`, as it may come inside of code, such as of logging, that survives all of those."""
 
 
 class UsageError(TikvBrError):
@@ -99,7 +107,7 @@ class OutputFailed(TikvBrError):
     )
 
 
-class Interrupted(TikvBrError):
+class Interrupted(Stopped):
     """The user interrupted the command (SIGINT)."""
 
     exit_code = 130
@@ -113,7 +121,7 @@ class OutputClosed(TikvBrError):
     default_hint = "Nothing to do if the reader stopped on purpose, as `head` does."
 
 
-class Terminated(TikvBrError):
+class Terminated(Stopped):
     """The command was terminated (SIGTERM)."""
 
     exit_code = 143
@@ -292,7 +300,7 @@ class SyncRunning(TikvBrError):
 
 
 class SyncStateMismatch(TikvBrError):
-    """The state belongs to a sync with another source, range or sink."""
+    """The state is of a sync with another source, range or sink, or rows were copied back since."""
 
     exit_code = 71
     default_hint = "Use a separate --id or --state-dir for each sync, or the flags that this one was started with."

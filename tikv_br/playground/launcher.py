@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tikv_br.environment import is_installed, missing_package
-from tikv_br.errors import Interrupted, PlaygroundError, Terminated
+from tikv_br.errors import PlaygroundError, Stopped
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.home import Home, open_own, registered_homes, write_atomically
 from tikv_br.playground.settings import SETTINGS_FILE, Settings, TlsSettings
@@ -53,7 +53,7 @@ class StartedPlayground:
         try:
             while (code := self.process.poll()) is None:
                 time.sleep(_POLL_SECONDS)  # a signal that comes just before a wait is handled only after it
-        except (Interrupted, Terminated):
+        except Stopped:
             stop(Path(self.state["dir"]))
             self.process.wait()
             return

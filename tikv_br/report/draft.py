@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tikv_br.errors import BackupPathInUse, StorageError, TikvBrError, UsageError
+from tikv_br.errors import BackupPathInUse, Failure, StorageError, TikvBrError, UsageError
 from tikv_br.progress_events import Reporter
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Draft:
 
     command: str
     wanted: bool
-    failure_of: Callable[[BaseException], TikvBrError]
+    failure_of: Callable[[BaseException], Failure]
     """The error that is reported for an exception."""
     recorder: Recorder | None = None
     began: float = field(default_factory=time.monotonic)
@@ -115,7 +115,7 @@ class Draft:
             for place, (what, how) in enumerate(done)
         )
 
-    def _backup(self, error: TikvBrError | None) -> tuple[BackupFacts | None, tuple[Cell, ...], list[str]]:
+    def _backup(self, error: Failure | None) -> tuple[BackupFacts | None, tuple[Cell, ...], list[str]]:
         """Facts of the backup, the cells of its keyspace map, and why there are none."""
         if self.place is None or isinstance(error, StorageError | UsageError):
             return None, (), []  # do not wait again for a storage that has just failed
@@ -133,7 +133,7 @@ class Draft:
 
 
 @contextlib.contextmanager
-def reporting(command: str, path: str, failure_of: Callable[[BaseException], TikvBrError]) -> Iterator[Draft]:
+def reporting(command: str, path: str, failure_of: Callable[[BaseException], Failure]) -> Iterator[Draft]:
     """Write the report to `path`, if it is not empty, when the block ends or fails.
 
     Raises `UsageError` before the block if `path` cannot be written, `StorageError` if writing fails after a successful block.

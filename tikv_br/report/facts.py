@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import RegionPart, merge_regions
-from tikv_br.errors import Interrupted, Terminated, TikvBrError
+from tikv_br.errors import Failure, Stopped
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.redaction import redact
 
@@ -139,17 +139,17 @@ class ReportedError:
 
 def reported_error(failure: BaseException, step: str) -> ReportedError:
     """A failure as a report shows it, with redacted credentials."""
-    if isinstance(failure, TikvBrError):
+    if isinstance(failure, Failure):
         name, code, message, hint = failure.name, failure.exit_code, failure.message, failure.hint
     else:
-        name, code, message = type(failure).__name__, TikvBrError.exit_code, str(failure)
-        hint = TikvBrError.default_hint
+        name, code, message = type(failure).__name__, Failure.exit_code, str(failure)
+        hint = Failure.default_hint
     return ReportedError(name, code, redact(message), redact(hint), step)
 
 
 def verdict_of(failure: BaseException | None) -> DrillVerdict:
     """The verdict of a command that ended with a failure or without one."""
-    if isinstance(failure, Interrupted | Terminated | KeyboardInterrupt):
+    if isinstance(failure, Stopped | KeyboardInterrupt):
         return DrillVerdict.INTERRUPTED
     return DrillVerdict.PASSED if failure is None else DrillVerdict.FAILED
 

@@ -35,6 +35,7 @@ from tikv_br.errors import (
     ClusterFollowed,
     ClusterUnfit,
     ClusterUnreachable,
+    Failure,
     Interrupted,
     OutsideRestoreWindow,
     ResumeRefused,
@@ -122,7 +123,7 @@ def test_a_chain_restores_what_the_source_held(chain: Chain, tmp_path: Path, las
     assert not list(open_store(parse(f"local://{tmp_path / 'work'}")).list())
 
 
-def failing_at(step: str, error: TikvBrError) -> Reporter:
+def failing_at(step: str, error: Failure) -> Reporter:
     """Raises the error at the beginning of a step."""
 
     def report(event: Event) -> None:

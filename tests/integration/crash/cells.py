@@ -14,7 +14,14 @@ from typing import Any
 from tests.integration.backup.data import when
 from tests.support.live_cluster import LiveCluster
 from tikv_br.cancellation import CLEAN_UP_SECONDS
-from tikv_br.errors import LeaseLost, RetryBudgetExhausted, SafePointError, StorageUnreachable, Terminated, TikvBrError
+from tikv_br.errors import (
+    Failure,
+    LeaseLost,
+    RetryBudgetExhausted,
+    SafePointError,
+    StorageUnreachable,
+    Terminated,
+)
 from tikv_br.progress_events import Reporter, StepFinished, StepStarted
 
 FULL = "TIKV_BR_CRASH_MATRIX"
@@ -86,7 +93,7 @@ def ending(operation: Operation, reporter: Reporter) -> int:
     """The exit code that the command would have."""
     try:
         operation(reporter)
-    except TikvBrError as error:
+    except Failure as error:
         sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
         return error.exit_code
     return 0

@@ -25,7 +25,7 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import status_of
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.ingest_announcer import Announcer
-from tikv_br.cluster.ingests import Ingest
+from tikv_br.cluster.ingests import Follower, Ingest
 from tikv_br.cluster.marks import Mark, new_secret
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import compose, physical_ms
@@ -212,7 +212,7 @@ def test_a_later_ingest_finishes_the_announcement_of_a_killed_one(source: LiveCl
 def test_an_abort_finishes_the_announcement_of_a_killed_restore(source: LiveCluster, tmp_path: Path) -> None:
     """If there are followers, it waits for the end of the lease, until which stores may execute the last requests; then they go on."""
     source.cluster.pd.update_service_safe_point("tikv-br-sync-abort", 60, source.cluster.pd.tso())
-    source.cluster.ingests.register_follower("tikv-br-sync-abort")
+    source.cluster.ingests.register_follower("tikv-br-sync-abort", Follower("s", has_ended=True))
     span, place = source.raw().codec.rpc_range(), parse(f"local://{tmp_path}")
     secret = new_secret()
     marks_of(source.cluster).save("0123456789abcdef", Mark(secret, ()))
@@ -289,7 +289,7 @@ def test_followers_that_will_end_degraded_are_named(source: LiveCluster, tmp_pat
     place, pd = damaged(source, tmp_path / "backup"), source.cluster.pd
     ingests = source.cluster.ingests
     for name in ("mine", "gone"):
-        ingests.register_follower(f"tikv-br-sync-{name}")
+        ingests.register_follower(f"tikv-br-sync-{name}", Follower("s", has_ended=True))
     pd.update_service_safe_point("tikv-br-sync-mine", 3600, pd.tso())
     said: list[str] = []
     try:

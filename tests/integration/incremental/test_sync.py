@@ -222,8 +222,30 @@ def test_the_way_back_is_refused_while_a_sync_runs(
     b.cluster.ingests.register_follower(service, replace(killed, owner=LeaseOwner.this_process()))
     with pytest.raises(SyncRunning, match="killed copies the same rows"):
         handover.check_no_return(b.cluster, a.cluster.cluster_id, ours, lambda: None)
-    b.cluster.ingests.register_follower(service)
+    b.cluster.ingests.register_follower(service, replace(killed, has_ended=True))
     b.cluster.pd.update_service_safe_point(service, 0, 0)
+
+
+def test_a_sync_after_the_other_direction(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
+    """Resumed, it would overwrite what clients have written to its target since; a new one, and one in a state of its own, may run."""
+    a, b = pair
+    there = flags(a, f"tikv://{b.pd}", tmp_path / "there", "--start-ts", "now", "--start", "k", "--end", "m")
+    back = flags(b, f"tikv://{a.pd}", tmp_path / "back", "--start-ts", "now")
+    for command in (there, there, back, back):  # each resumes once
+        with syncing(*command) as process:
+            wait_for_checkpoint(process, 0)
+            stop(process)
+    b.raw().put(b"k1", b"newer")
+    refused = tikv_br(*there)
+    assert refused.code == 71, refused.out + refused.err
+    assert "has copied rows from its target back" in refused.last["message"]
+    assert b.raw().get(b"k1") == b"newer"
+    new, later = [*there, "--id", "new"], [*back, "--id", "later"]
+    for command in (new, new, later):
+        with syncing(*command) as process:
+            wait_for_checkpoint(process, 0)
+            stop(process)
+    assert tikv_br(*new).code == 71
 
 
 @pytest.mark.parametrize("waits_for", ["the way back", "another one with the id"])
@@ -260,7 +282,7 @@ def test_now_is_when_the_command_starts(
         running.result()
     assert b.raw().get(b"beside the wait") == b"value"
     for live, name in ((of, service), (a, service_id("now"))):
-        live.cluster.ingests.register_follower(name)
+        live.cluster.ingests.register_follower(name, replace(killed, has_ended=True))
         live.cluster.pd.update_service_safe_point(name, 0, 0)
 
 

@@ -13,8 +13,8 @@ from tests.support.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 from tikv_br.backupset import layout
 from tikv_br.errors import (
+    Failure,
     Terminated,
-    TikvBrError,
 )
 from tikv_br.formats.keys.ranges import EVERY_KEY
 from tikv_br.progress_events import Event
@@ -46,7 +46,7 @@ def run_restore(options: RestoreOptions) -> int:
     """Restore in a process of its own; its exit code."""
     try:
         restore(options)
-    except TikvBrError as error:
+    except Failure as error:
         sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
         return error.exit_code
     return 0

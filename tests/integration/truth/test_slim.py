@@ -75,11 +75,12 @@ def check_running(program: list[str], own: dict[str, str]) -> None:
         env=own,
     ) as process:
         assert process.stdout is not None
-        said = ""
+        said, stopped = "", False
         for line in process.stdout:
             said += line
-            if marker in line:
+            if marker in line and not stopped:  # one signal is to be enough, whatever it meets
                 process.terminate()
+                stopped = True
     assert (process.returncode, "terminated (SIGTERM)" in said) == (143, True), said
 
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.listener import Listener, listening
 from tikv_br.cli import main
 from tikv_br.cli.shared import CommandFlags, FailureHookFlags, HookFlags
-from tikv_br.errors import BackupNotFound, Terminated, TikvBrError, UsageError
+from tikv_br.errors import BackupNotFound, Failure, Terminated, TikvBrError, UsageError
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def listener() -> Iterator[Listener]:
         yield server
 
 
-def run(hooks: FailureHookFlags, failure: TikvBrError | None = None, **summary: object) -> None:
+def run(hooks: FailureHookFlags, failure: Failure | None = None, **summary: object) -> None:
     """A command with hooks that ends so."""
     flags = CommandFlags()
-    with contextlib.suppress(TikvBrError), hooks.around("backup raw", flags):
+    with contextlib.suppress(Failure), hooks.around("backup raw", flags):
         flags.out.result("summary", summary)
         if failure is not None:
             raise failure
