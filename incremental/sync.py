@@ -253,13 +253,20 @@ def _check_restored(options: SyncOptions, cluster: Cluster, codec: KeyCodec, sin
         return
     backup = BackupSet.open(open_store(options.start.storage))
     keys = sample_keys(backup, codec.keyspace_id, options.span, cluster.clock.now())
-    if keys and sink.count(keys) < len(keys) / 2:
+    found = sink.count(keys)
+    if found < len(keys) / 2:
         what = "is empty" if sink.is_empty(options.span) else "has other rows"
         raise ClusterUnfit(
             f"{sink.place} {what}: it lacks the rows of the backup at {options.start.storage.redacted()}, after which this sync "
             "would copy only later changes",
             hint="Restore the backup into it first. If it is meant to lack them, pass --allow-incomplete.",
         )
+    log.info(
+        "sync %s: the sink has %d of %d keys that were sampled of the backup; `tikv-br diff` compares all rows",
+        options.changefeed_id,
+        found,
+        len(keys),
+    )
 
 
 def _warn_if_id_in_use(cluster: Cluster, changefeed_id: str) -> None:

@@ -257,7 +257,8 @@ def _find_version(flags: FindFlags, entry: IndexEntry, key: bytes) -> _Version:
         backup = BackupSet.open(open_store(flags.location.child(entry.path)), key_mode=None)
         found = find_value(backup, key, flags.keyspace)
     except UsageError as error:  # outside of its ranges, or several keyspaces
-        return version("not covered", error.message)
+        advice = "" if error.hint == UsageError.default_hint else f". {error.hint}"
+        return version("not covered", error.message + advice)
     except TikvBrError as error:
         return version("unreadable", error.message)
     if found is None:
