@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tikv_br.formats.kernels.cdc import Table
 
 LIKELY_ROW, LIKELY_ROWS = 64, 8
-"""Bytes of a row and rows of an event for which room is made at first: less is rare, and then it takes a second walk."""
+"""Room for rows is made by these guesses, bytes of a row and rows of an event; a message with more rows is walked through twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class Replicator:
     def _confirm(self, ts: int) -> None:
         """Inform the sink that it has all changes up to this ts; advance the checkpoint to what it has made durable.
 
-        This is called after each batch, since a batch has all rows of its last ts.
+        After each batch, too: it has all rows of its last ts, so everything up to there is written.
         """
         self._complete_ts = max(self._complete_ts, ts)
         durable_ts = self.writer.resolve(self._complete_ts)

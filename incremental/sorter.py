@@ -306,7 +306,7 @@ class Sorter:
             self._spill()
 
     def take(self, resolved_ts: int) -> Iterator[pa.RecordBatch]:
-        """Remove and yield the rows up to a ts: sorted by ts, without duplicates, without `all_versions` only the last row of a key in each batch.
+        """Remove and yield the rows up to a ts: sorted by ts, without duplicates. Of each key a batch has only the last row, unless `all_versions`.
 
         All rows of one ts are in the same batch. So once a batch is written, everything up to the ts of its last row is.
         Consume the iterator before the next call; rows that it has not yielded are lost.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/exit-codes.md from the classes in tikv_br/errors, and the table of versions in docs/compatibility.md.
+"""Write docs/exit-codes.md from the classes in tikv_br/errors.py, and the table of versions in docs/compatibility.md.
 
 ``generate_exit_codes.py [--check]``
 """
@@ -20,7 +20,7 @@ FIRST, LAST = "<!-- versions: generated -->\n", "<!-- versions: end -->\n"
 
 HEAD = """# Exit codes
 
-Generated from `tikv_br/errors` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
+Generated from `tikv_br/errors.py` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
 
 Exit code 0 means: everything that was requested is done and, if requested, verified. Everything else is listed here. With
 `--output json` the last line on standard output is `{"message_type": "exit_error", "code": …, "name": …, "message": …, "hint": …}`.

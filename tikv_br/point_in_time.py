@@ -124,7 +124,7 @@ def restore_to_point(
         ts = open_temporary(store).backup_ts
         reporter(Notice(f"resuming: {work} already has the merged rows of {timestamps.show_ts(ts)}"))
     else:  # the target is checked before a merge that may take hours
-        # Without the record of a run, files are what an interrupted `remove_temporary` left: their rows are restored.
+        # Files without the record of a run: `remove_temporary` was interrupted, which comes after a restore. So the target may have their rows.
         removing = not exists(store, layout.RUN) and any(store.list())
         base = replace(wanted, storage=sources.base.store.location, via=Via.AUTO)
         limits = check_target_alone(replace(base, allow_overwrite=wanted.allow_overwrite or removing))

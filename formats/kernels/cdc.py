@@ -4,7 +4,7 @@ Known are events of rows (``entries``), of the older form of resolved-ts, and th
 their fields in any order, each at most once where it holds a message. Everything else, errors too, is left to protobuf.
 
 `walk` goes through the message with tables that most messages fit into, and a second time with larger ones where they
-did not. What does not fit goes to a table's last line, so that both ways are one code.
+did not. In the first walk, what does not fit overwrites the last line of a table, and is only counted.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ NOT_THERE = -1
 
 @njit(forceinline=True)
 def _length(data: Int, at: Int, stop: Int) -> tuple[Int, Int]:
-    """The length written at `at`, and where what it measures begins; `NOT_THERE` when that is not all before `stop`."""
+    """Parse a length at `at`; returns it and the address behind it. The length is `NOT_THERE` if so many bytes do not fit before `stop`."""
     number = np.int64(0)
     for shift in range(0, MAX_SHIFT, 7):
         if at >= stop:
@@ -39,7 +39,7 @@ def _length(data: Int, at: Int, stop: Int) -> tuple[Int, Int]:
 
 @njit(forceinline=True)
 def _field(data: Int, at: Int, stop: Int, tag: Int) -> tuple[Int, Int]:
-    """Size and start of the field of this tag at `at`; size 0 at `at` itself when another tag or the end is there."""
+    """Size and start of the field at `at`, if it has this tag; else size 0, and `at`."""
     if at >= stop or load_byte(data + at) != tag:
         return np.int64(0), at
     return _length(data, at + 1, stop)

@@ -1,10 +1,8 @@
-"""Kernels that turn rows into data blocks, many blocks per call, and that make the index; `encode_page` does it with a RawScan page.
+"""Kernels that turn rows into data blocks, many blocks per call, and that make the index.
 
-They write blocks one after the other into an arena that stays in the processor's cache. An entry begins with its key in the free one of two slots (the other slot has the
-key before it): `open_entry` checks the order, ends the block if it is full, writes all but the value, and returns the place of
-the value.
-
-The kernel that turns the pairs of a RawScan page into data blocks: each byte is parsed, converted, summed and written at one touch.
+They write blocks one after the other into an arena that stays in the processor's cache. There are two slots for keys: one has the key
+of the last entry, into the other one the next key is written. `open_entry` compares the two, ends the block if it is full, writes the entry up to its value, and
+returns where the value goes. `encode_page` does this for each pair of a RawScan page, and touches each byte once: to parse, convert, sum and write it.
 """
 
 from __future__ import annotations
@@ -140,6 +138,7 @@ def put_separator(at: Int, last: Int, last_length: Int, key: Int, length: Int, s
     end, trailer = last_length, _PUT
     if shared < last_length and shared < length:
         end = shared
+        # Nothing fits between the two at this byte, and `key` ends there: a longer prefix of `last` is needed.
         if int(load_byte(last + shared)) + 1 >= int(load_byte(key + shared)) and shared + 1 >= length:
             end += 1
             while end < last_length and load_byte(last + end) == np.uint8(0xFF):
@@ -353,9 +352,9 @@ def _put_key(slot: Int, key: Int, size: Int, form: PageEncoding) -> Int:
 def encode_page(blocks: Blocks, data: Bytes, form: PageEncoding, folded: Bytes, odd: Flags) -> Int:
     """Append the pairs from byte ``state[CURSOR]`` of the page on.
 
-    XORs into `folded`, which has room for the longest key and value together, and into `odd`, which has room for one more,
-    what `tikv_br.formats.kernels.checksum.fold_rows` returns for user keys and values. For a page that is not the measured one it
-    writes no byte beyond these and the slots.
+    For the checksum it XORs into `folded` and `odd` what `tikv_br.formats.kernels.checksum.fold_rows` would return for the user keys and
+    values. `folded` is as long as the longest key and value together, `odd` one longer: from a page with a longer row than was measured,
+    `DAMAGED` is returned before anything is written beyond them.
     """
     page, page_size, at, prefix_size = (
         address(data),

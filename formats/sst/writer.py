@@ -258,7 +258,7 @@ class SstWriter:
             if need > MAX_BLOCK_SIZE:
                 raise UnsupportedFormat(f"row that makes a block of {need} bytes")
             self._write_sealed()
-            # If the arena is too small, the open block is empty: beside others the row would not have been tried.
+            # A row is tried in a block of its own before it asks for room, so the open block is empty here.
             if need > arena.blocks.arena_size:
                 arena.grow(need)
 

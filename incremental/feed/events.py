@@ -47,7 +47,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Notice that between two timestamps stores ingested rows of `span` with older ones: no feed delivers them."""
+    """Notice that stores ingested rows of `span`, at a time between the two, whose timestamps are older: no feed delivers such rows."""
 
     span: KeyRange
     """Range of RPC keys."""

@@ -525,7 +525,7 @@ class Feed:
             return self._span
 
     def _advance(self, subscription: Subscription, ts: int, now: float) -> None:
-        """Apply a resolved-ts (0 = none), less the hold-back, which resubscriptions must cover, too."""
+        """Apply a resolved-ts (0 = none), lowered by the hold-back. A region is subscribed again from the lowered one."""
         if not ts or not subscription.initialized:
             return
         reduced = minus_seconds(ts, self._hold_back) if self._hold_back else ts
@@ -536,8 +536,8 @@ class Feed:
     def _advance_range(self) -> None:
         """Yield a new resolved-ts of the range, unless it may pass rows of an ingest.
 
-        An ingest is announced before PD issues the new timestamp of its rows. So if a resolved-ts that was received is above that
-        timestamp, the announcements that are read after it include this ingest.
+        The order is: an ingest is announced, PD issues the timestamp of its rows, a store resolves beyond that timestamp. So announcements
+        that are read after a resolved-ts was received include every ingest with rows below it.
         """
         resolved = self._resolved_ts
         if self._advanced and not self._ingests.unfinished:  # computing the resolved-ts of many regions is not cheap
@@ -553,7 +553,7 @@ class Feed:
         if self._ingests.waits_for:
             return
         self._advanced = False
-        # Not into an ingest: a feed that starts from there does not know that the ingest's rows were delivered.
+        # Never to a time within an ingest: a feed that starts from there would not know that the rows of the ingest were delivered.
         if resolved > self._resolved_ts and resolved >= self._ingests.finished_ts:
             self._resolved_ts = resolved
             self._events.append(Resolved(resolved))

@@ -43,7 +43,7 @@ class IngestWatch:
         return self._unread or ", ".join(f"the end of {each}" for each in list(self.unfinished.values()))
 
     def is_due(self, *, advances: bool) -> bool:
-        """Return whether to read the announcements now; `advances`: else a resolved-ts would advance."""
+        """Return whether to read the announcements now: because it is time, or because the resolved-ts is about to advance (`advances`)."""
         return time.monotonic() >= self.due_at or (self._source is not None and advances and not self._unread)
 
     def read(self) -> tuple[Ingest, ...] | None:

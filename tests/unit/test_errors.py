@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def subclasses(base: type[Failure]) -> list[type[Failure]]:
     """Return ``base`` and all below it that the package defines."""
-    own = [child for child in base.__subclasses__() if child.__module__.startswith("tikv_br.errors.")]
+    own = [child for child in base.__subclasses__() if child.__module__ == "tikv_br.errors"]
     return [base, *(error for child in own for error in subclasses(child))]
 
 

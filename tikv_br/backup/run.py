@@ -132,13 +132,13 @@ def look_for_rows(context: BackupContext) -> None:
 
 
 def protect_from_gc(context: BackupContext) -> None:
-    """Register a service safe point at backup-ts - 1, if there is one. The run is recorded before: a resuming run finds its name there."""
+    """Register a service safe point at backup-ts - 1, if there is one, under the name in the record of the run, which a resuming run uses again."""
     if not context.backup_ts:
         return
     context.keeper = safe_point_keeper(
         context.cluster, context.safe_point_name, context.backup_ts, context.options.gc_ttl
     )
-    if context.manifest is not None:
+    if context.manifest is not None:  # resumed after the commit: nothing is read any more
         return
     try:
         context.keeper.start()
@@ -211,7 +211,7 @@ def resolve_locks(context: BackupContext) -> None:
 def check_gc(context: BackupContext) -> None:
     """Ask PD whether GC has passed backup-ts, so that rows may be missing without an error. Raises `SafePointError`."""
     if context.manifest is None and context.keeper is not None:
-        with contextlib.suppress(SafePointError):  # the next call raises it, too
+        with contextlib.suppress(SafePointError):  # the keeper keeps it, and `check_locks` raises it
             context.keeper.confirm()
         context.check_locks()
 

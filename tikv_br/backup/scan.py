@@ -52,6 +52,7 @@ class ScanProbe:
         if copied < PROBE_BYTES:
             return 0
         waited -= self._waited
+        # Each scan waits so many times as long as the processor works on its rows: so many others keep it busy meanwhile.
         return min(MAX_PARALLEL_SCANS, 1 + int(waited / max(now - self._began - waited, 1e-6)))
 
 

@@ -1,7 +1,7 @@
 """The task of the store engine: has the stores that lead the interval's regions write SSTs, and records them in the ledger.
 
-Beside it the requests for raw and for transactional data, the ledger entry of such a task, and what is recorded of the files
-or rewritten into another encoding or format.
+Also here: its requests, for raw (`StoreRequests`) and transactional data (`TxnRequests`), its ledger entry (`FinishedAnswers`), and what is
+recorded of each file, or rewritten into another encoding or format (`FileRecorder`).
 
 Regions that move, split or merge during the backup leave gaps between the answers; the gaps are requested again from the
 current leaders. Every request writes into a separate folder, so that a late or repeated write never replaces the files of
@@ -566,7 +566,7 @@ class _StoreAttempt:
         """The response stream; with a rate limit, a request is sent after the one before it has ended."""
         if not self._job.rate_limit:
             return store.backup(message, regions)
-        # Another task of a cancelled run may open the gate before this one cancels its streams.
+        # The context of this task goes along: a request that waits at the gate must see that the run is cancelled.
         gate = self._job.rate_limit.gate(store.store.id)
         return GatedStream(gate, inherit(lambda: store.backup(message, regions)))
 

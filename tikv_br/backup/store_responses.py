@@ -98,7 +98,7 @@ def _raise_reader_errors(readers: Sequence[Future[None]]) -> None:
 
 
 def _cancel(streams: Sequence[AnswerStream]) -> None:
-    """Cancel all, first those that wait: the end of one that was sent would let them send."""
+    """Cancel all; those that wait at a gate first, as the end of another stream opens the gate."""
     for stream in sorted(streams, key=lambda stream: not stream.waiting):
         stream.cancel()
 

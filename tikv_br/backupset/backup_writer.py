@@ -1,7 +1,7 @@
 """Makes a backup at a path.
 
-Written in this order: lock, record of the run, files, ledger, manifest, ``backupmeta``. Read in reverse order: an object
-counts only if the one written after it names it.
+Written in this order: lock, record of the run, files, ledger, manifest, ``backupmeta``. A reader goes the other way: ``backupmeta`` names the
+manifest, and so on; what nothing names does not count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BackupWriter:
     ) -> Manifest:
         """Verify that the entries cover the source ranges and that their files exist, then commit the backup.
 
-        There is one entry for each interval, and they come in key order; none is kept, and little of each file. ``confirm``
+        There is one entry for each interval, in key order. Memory: no entry is kept, and little of each file. ``confirm``
         is called right before each of the two writes, and raises if this run has lost the path.
         Raises `CoverageError`, `BackupDamaged` for a missing or truncated file, `BackupPathInUse` if another run has
         committed. May be repeated after an error. Cleans up at the end.
@@ -108,7 +108,7 @@ class BackupWriter:
             return 0
         names = layout.own(info.name for info in self._store.list())
         gone = [name for name in names if layout.is_data(name) or layout.is_record(name)]
-        # If interrupted, it leaves a run that has done less and can be resumed.
+        # The ledger first, the record of the run last: if interrupted, it leaves a run that has done less and can be resumed.
         for name in sorted(gone, key=lambda name: (name == layout.RUN, not name.startswith(layout.LEDGER))):
             check()
             self._store.delete(name)

@@ -3,10 +3,8 @@
 An ingest that was killed at any moment is continued by the same command: an unfinished staging is redone, a finished one is restored,
 which resumes. Puts begin again.
 
-The online alternative: tasks of Spark put the sorted rows, as any client does.
-
-The rows are counted and checked first, kept on the disks of the executors, and put from there. Puts are idempotent: a task or a load that
-is run again puts its rows again.
+With `--mode put` tasks put the sorted rows instead, as any client does, which needs no ingest. The rows are counted and checked first, kept on the disks of the executors,
+and put from there. Puts are idempotent: a task or a load that is run again puts its rows again.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class LockReport:
     live: tuple[LiveLock, ...]
     """One lock of each transaction that is still alive and in the way, the oldest transaction first."""
     pushed: frozenset[int]
-    """Start ts of the transactions among them that can no longer commit at or below the reader's timestamp; not of async commits."""
+    """Start ts of transactions in `live` that a reader need not wait for: they can only commit above its timestamp. Never of async commits."""
 
 
 class SnapshotLocks:
@@ -121,7 +121,9 @@ class LockResolver:
         until = self._clock() + patience
         while parts and (left := until - self._clock()) > 0:
             self._sleep(min(POLL_SECONDS, left))
-            live = {each: lock for each, lock in live.items() if each in self._pushed}
+            live = {
+                each: lock for each, lock in live.items() if each in self._pushed
+            }  # the others are looked for again
             parts = self._pass(parts, max_ts, reader_ts, live)
         oldest = tuple(live[each] for each in sorted(live))
         return LockReport(self._resolved, oldest, frozenset(self._pushed & live.keys()))
@@ -140,7 +142,7 @@ class LockResolver:
                 found = self._resolve_page([lock for lock in locks if _blocks(lock, reader_ts)], reader_ts)
                 live |= {lock.start_ts: lock for lock in reversed(found)}
                 if any(lock.start_ts not in self._pushed for lock in found):
-                    if left and left[-1].end == begin:
+                    if left and left[-1].end == begin:  # one part with the page before
                         begin = left.pop().start
                     left.append(KeyRange(begin, reached))
                 walk.advance(reached)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tikv_br import cancellation
 
 CREDIT_SECONDS = 1.0
-"""A store that was idle for up to this long may exceed the rate afterwards, which makes up for the time of requests."""
+"""Seconds of idleness that a store may make up for by exceeding the rate; without this, the time between requests would be lost."""
 
 
 class RateLimit:
@@ -32,7 +32,7 @@ class RateLimit:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._paid: dict[int, float] = {}
-        """By store: the time at which bytes read so far are within the rate."""
+        """By store: the time at which all bytes read so far are paid for."""
         self._gates: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def __bool__(self) -> bool:
@@ -62,6 +62,6 @@ class RateLimit:
             self._sleep(paid - now)
 
     def gate(self, store_id: int) -> threading.Lock:
-        """The lock that serializes requests to a store, which limits each request on its own."""
+        """A lock for one request at a time: a store applies the limit to each request, so that two would have twice the rate."""
         with self._lock:
             return self._gates[store_id]

@@ -30,7 +30,7 @@ PAGE_ROWS = 40_960
 """Default maximum of rows per page: with it, small rows fill a page as well."""
 
 EXECUTION_SHARE = 2 / 3
-"""Part of our timeout for a store to begin a write: an abandoned one must not take effect after later ones."""
+"""Part of our timeout after which a store must no longer begin a write: one that we gave up must not take effect after later ones."""
 
 T = TypeVar("T")
 Request = TypeVar("Request")

@@ -62,8 +62,8 @@ class Router:
 
         Raises `RetryBudgetExhausted` when the budget is spent, `RequestRefused` for permanent errors, and
         whatever else `send` raises. What `send` does may be done twice: a request whose answer is lost is sent again. With
-        `retry_unknown` gRPC's UNKNOWN is taken for silence: of RawKV, whose refusals come in answers, it comes from a proxy,
-        or of a store that is ending.
+        `retry_unknown` gRPC's UNKNOWN counts as no answer. That is right for RawKV, which refuses in answers: UNKNOWN comes from a proxy, or
+        from a store that is ending.
         """
         with Backoffer(what, self.config.retry) as backoffer:
             attempt = _Call(self, what, backoffer)

@@ -308,7 +308,7 @@ class Engine:
             here = executor == "driver" and options.concurrency is None and not is_local(options.spark_master)
             slots = (os.cpu_count() or 1) if here else self.slots
             return replace(self, executor=executor, executor_reason=reason, slots=slots)
-        if options.rate_limit:  # speed does not matter then
+        if options.rate_limit:  # the user has chosen the speed, so Spark would gain nothing
             return replace(self, executor="driver", executor_reason="--ratelimit is exact in one process")
         tasks = "1 task" if len(plan) == 1 else f"{len(plan):,} tasks"
         reason = f"stores do the work of {tasks}; Spark pays off from {MIN_SPARK_TASKS:,}"

@@ -1,9 +1,9 @@
-"""The steps that several operations which make backups have. If one fails, the earlier ones are undone.
+"""The steps that all operations have which make backups: among them the lock of the path, the search for a run to resume, and the commit.
+
+If one fails, the earlier ones are undone.
 
 The finished tasks of a failed backup are kept for the next run at the path, if it can resume them; otherwise everything is
 removed, from the storage and from PD. A complete backup is never removed, even if a step after its commit fails.
-
-The path of a backup: acquires its lock, resumes an unfinished run, and releases the lock at the end.
 """
 
 from __future__ import annotations

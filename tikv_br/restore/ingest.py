@@ -378,7 +378,7 @@ MANY_REGIONS = 8
 """Number of regions from which on a file is uploaded in pieces; checked again when regions split.
 
 A store downloads the whole file for each region that gets a piece of it. For fewer regions that is faster, because stores download
-in parallel; but not under a rate limit, and not where a download was in vain because its region has split: then the number is 2.
+in parallel. Under a rate limit, or after a download was in vain because its region has split, the number is 2.
 """
 
 
@@ -518,7 +518,7 @@ class _Ingestion:
     def _spans_many_regions(self, rest: KeyRange) -> bool:
         """Return whether the rest of the file is in so many regions that each store would fetch all of it too often."""
         most = MANY_REGIONS - 1 - self._fetches
-        if self._job.upload_limit or self._fetches > self._regions_done:  # the latter: a region has split
+        if self._job.upload_limit or self._fetches > self._regions_done:  # a fetch was in vain, as its region has split
             most = min(most, 1)
         start = rest.start
         for _region in range(most):

@@ -1,7 +1,4 @@
-"""Steps that check the target and the files before the first change.
-
-Steps that choose the timestamp of ingested rows, and announce the ingest to followers of the cluster.
-"""
+"""Steps of a restore before its first change: they check the target and the files, choose the timestamp of ingested rows, and announce the ingest."""
 
 from __future__ import annotations
 

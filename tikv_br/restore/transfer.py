@@ -118,7 +118,9 @@ def ingest(context: RestoreContext) -> None:
         backend=_backend(context),
         cipher_info=to_cipher_info(backup.store.location).SerializeToString(),
         upload_limit=limit.share(executor, options.concurrency, tasks),
-        slow_seconds=limit.seconds(options.concurrency * largest),  # concurrent transfers share a store's limit
+        slow_seconds=limit.seconds(
+            options.concurrency * largest
+        ),  # at worst all transfers are at one store, and share its limit
         new_timestamp=context.restamp_ts,
         fenced=frozenset(name for name, facts in context.facts.items() if facts.fences),
         record=context.record,

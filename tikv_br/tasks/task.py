@@ -1,9 +1,7 @@
-"""The context of a task, and its messages to the driver.
+"""The context of a task, its messages to the driver, and the `Collector` that takes them there.
 
 A message is the progress, the result or the error of one attempt. It may come twice, late, or from an attempt that was
-abandoned: the driver (`executor.Collector`) uses the first outcome of a task and its newest progress.
-
-Takes the messages of tasks: results, errors and progress.
+abandoned: the `Collector` uses the first outcome of a task and its newest progress.
 """
 
 from __future__ import annotations

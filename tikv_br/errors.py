@@ -1,6 +1,7 @@
-"""All errors: their base; errors of the command line and this machine; of backups, logs, restores and syncs; of servers and storages.
+"""Every error that tikv-br can exit with: one class per cause, each with its exit code and a default hint.
 
-Some are results of commands that worked and found a problem.
+Of the command line and this machine; of backups, logs, restores and syncs; of servers and storages. Some are results of commands that
+worked and found a problem. ``docs/exit-codes.md`` is generated from these classes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Failure(BaseException):
     @property
     def name(self) -> str:
         """Name of the class in docs/exit-codes.md; a package's private subclass has its base's name."""
-        return next(each.__name__ for each in type(self).__mro__ if each.__module__.startswith(f"{__package__}."))
+        return next(each.__name__ for each in type(self).__mro__ if each.__module__ == __name__)
 
     def to_json(self) -> dict[str, object]:
         """The ``exit_error`` line of ``--output json``."""
