@@ -27,6 +27,6 @@ if ! grep -qF "\"Sum\": \"$sum\"" module.json; then
     exit 1
 fi
 cd "$(sed -n 's/.*"Dir": "\(.*\)".*/\1/p' module.json)"
-timeout 1200 "$go" build -mod=readonly "$@" -o "$bin/$name" "$package" >&2
+timeout 1200 "$go" build -mod=readonly ${GO_GCFLAGS:+-gcflags "$GO_GCFLAGS"} "$@" -o "$bin/$name" "$package" >&2
 echo "$version" > "$stamp"
 echo "$bin/$name"
