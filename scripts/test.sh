@@ -165,6 +165,15 @@ scripts/setup.sh dev
 
 wait "$building" || true
 cat "$scratch/build.log" >&2
+case $selection in
+rest | all)
+    if shared=$(scripts/share_spark_classes.sh); then
+        export JAVA_HOME=$shared
+    else
+        say "scripts/share_spark_classes.sh failed: Spark starts more slowly"
+    fi
+    ;;
+esac
 
 case $selection in
 core | all)
