@@ -33,6 +33,7 @@ from tikv_br.steps import Step, run_steps
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.task import keep_freed_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ class BackupReport:
 def run_backup(context: C, steps: Sequence[Step[C]]) -> BackupReport:
     """Run the steps of a full, incremental or merged backup. An error's hint says if finished work is kept. Raises `TikvBrError`."""
     began = time.monotonic()
+    keep_freed_memory()  # before gRPC has threads, each with a heap
     try:
         with context.clusters:
             timings = run_steps(steps, context, context.reporter, clean_up)
