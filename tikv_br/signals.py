@@ -33,7 +33,12 @@ def raise_from_now() -> None:
     """Have both signals raise `Interrupted` and `Terminated` in the main thread, so that everything on the stack can clean up."""
     for number in HANDLED:
         signal.signal(number, lambda number, _frame: _raise(number))
-    sys.unraisablehook = _send_again
+    if sys.unraisablehook is not _send_again:
+        _hooks_before[:] = [sys.unraisablehook]
+        sys.unraisablehook = _send_again
+
+
+_hooks_before: list[Callable[[sys.UnraisableHookArgs], object]] = []
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:
@@ -42,7 +47,7 @@ def _send_again(dropped: sys.UnraisableHookArgs) -> None:
         number = signal.SIGINT if isinstance(dropped.exc_value, Interrupted) else signal.SIGTERM
         _thread.start_new_thread(_send_to_main, (number,))
     else:
-        sys.__unraisablehook__(dropped)
+        _hooks_before[0](dropped)
 
 
 def _send_to_main(number: int) -> None:
