@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -27,12 +27,17 @@ for profile, examples in (("fast", 20), ("thorough", 100)):
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
+COLLECTED = pytest.StashKey[Iterable[pytest.Item]]()
+"""All tests of a run, also those that its markers leave out."""
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Mark every test with its tier, the folder it lives in. Long ones run first, short ones last: all workers end at about the same time."""
     for item in items:
         if (tier := _tier(item)) in TIERS:
             item.add_marker(tier)
+    config.stash[COLLECTED] = tuple(items)
     yield  # tests are selected and shuffled
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (_tier(item) in {"unit", "golden"}, item.path not in long))

@@ -125,12 +125,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=others)
     if config.option.count_tests:
         _write(run.selected)
-    elif _is_whole(config.args):
+    elif is_whole(config.args):
         wrong = dict(_differences(run.features.expected, run.selected))
         if wrong:
             raise pytest.UsageError(
                 f"tests that run on both kinds of clusters (expected, found): {wrong}. If that is meant, add --collect-only --count-tests"
             )
+
+
+def counted(features: Features, items: Iterable[pytest.Item]) -> Counter[str]:
+    """How many tests of each feature run on both kinds of clusters."""
+    both = [item for item in items if features.of(item.nodeid) is not None]
+    found = [(features.of(item.nodeid) or "", _verdict(item)) for item in both]
+    return Counter(feature for feature, each in found if each.clusters and not each.reasons)
 
 
 def _verdict(item: pytest.Item) -> Verdict:
@@ -141,7 +148,8 @@ def _verdict(item: pytest.Item) -> Verdict:
     return found
 
 
-def _is_whole(arguments: Iterable[str]) -> bool:
+def is_whole(arguments: Iterable[str]) -> bool:
+    """Whether these arguments of pytest select all tests of clusters."""
     return {f"tests/{tier}" for tier in TIERS} <= {argument.rstrip("/") for argument in arguments}
 
 
