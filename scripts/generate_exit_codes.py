@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tikv_br.cluster.versions import CAPABILITIES, Capability
-from tikv_br.errors import Failure
+from tikv_br.errors import Failure, TikvBrError
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "exit-codes.md"
@@ -36,7 +36,7 @@ def table() -> str:
     """Return the whole page."""
     rows = []
     for error in sorted(_classes(Failure), key=lambda error: (error.exit_code, error.__name__)):
-        what = (error.__doc__ or "").splitlines()[0].rstrip(".") if error is not Failure else "Anything else"
+        what = (error.__doc__ or "").splitlines()[0].rstrip(".") if error is not TikvBrError else "Anything else"
         again = "yes" if error.retryable else ""
         hint = error.default_hint.replace("|", "\\|")
         rows.append(f"| {error.exit_code} | `{error.__name__}` | {what} | {again} | {hint} |")

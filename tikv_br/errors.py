@@ -15,10 +15,8 @@ class Failure(BaseException):
     ``retryable`` is set per class: whether the same call may succeed a moment later.
     """
 
-    exit_code: ClassVar[int] = 1
-    default_hint: ClassVar[str] = (
-        "Run the command again with --log-level debug. If the error persists, report it with the log."
-    )
+    exit_code: ClassVar[int]
+    default_hint: ClassVar[str]
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -52,6 +50,9 @@ def _rebuild(cls: type[Failure], message: str, hint: str) -> Failure:
 
 class TikvBrError(Failure, Exception):
     """Base of all errors."""
+
+    exit_code = 1
+    default_hint = "Run the command again with --log-level debug. If the error persists, report it with the log."
 
 
 class Stopped(Failure):

@@ -47,7 +47,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Notice that stores ingested rows of `span`, at a time between the two, whose timestamps are older: no feed delivers such rows."""
+    """Notice of rows of `span` that stores ingested between `from_ts` and `to_ts` with older timestamps: no feed delivers such rows."""
 
     span: KeyRange
     """Range of RPC keys."""

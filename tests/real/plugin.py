@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def counted(features: Features, items: Iterable[pytest.Item]) -> Counter[str]:
-    """How many tests of each feature run on both kinds of clusters."""
+    """The number of tests of each feature that run on both kinds of clusters."""
     both = [item for item in items if features.of(item.nodeid) is not None]
     found = [(features.of(item.nodeid) or "", _verdict(item)) for item in both]
     return Counter(feature for feature, each in found if each.clusters and not each.reasons)

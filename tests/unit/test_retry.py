@@ -241,7 +241,7 @@ def test_an_old_failure_is_no_part_of_a_later_outage() -> None:
     assert fail_until_given_up(clock, away) == pytest.approx(60)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def own_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The lines about the servers of these tests: threads of other tests may still wait for theirs."""
     return [line for line in caplog.messages if re.match(r"(PD 1\.2\.3\.4:2379|store 1) ", line)]
 
@@ -255,11 +255,11 @@ def test_an_outage_is_logged_after_ten_seconds_and_so_is_its_end(caplog: pytest.
     for _ in range(20):
         away.fail()
         clock.now += 1
-    [line] = told(caplog)
+    [line] = own_lines(caplog)
     assert re.fullmatch(r"PD 1\.2\.3\.4:2379 has not answered for 10 s, trying until \d\d:\d\d:\d\d UTC", line)
     away.end()
     away.end()
-    assert told(caplog)[1:] == ["PD 1.2.3.4:2379 answers again, after 20 s"]
+    assert own_lines(caplog)[1:] == ["PD 1.2.3.4:2379 answers again, after 20 s"]
 
 
 def test_clean_up_does_not_wait_for_a_server_beyond_its_time() -> None:
@@ -295,22 +295,22 @@ def test_a_server_that_hangs_is_logged_before_any_request_fails(caplog: pytest.L
     with away.asking():
         clock.now += 9
         away.report()
-        assert told(caplog) == []
+        assert own_lines(caplog) == []
         away.end()
         clock.now += 9
         away.report()
-        assert told(caplog) == []
+        assert own_lines(caplog) == []
         clock.now += 1
         away.report()
         clock.now += 5
         away.report()
-    assert len(told(caplog)) == 1
+    assert len(own_lines(caplog)) == 1
     assert "has not answered for 10 s, trying until" in caplog.text
     away.fail()
     clock.now += 15
     away.fail()
     away.end()
-    assert told(caplog)[1:] == ["PD 1.2.3.4:2379 answers again, after 30 s"]
+    assert own_lines(caplog)[1:] == ["PD 1.2.3.4:2379 answers again, after 30 s"]
 
 
 def test_a_thread_watches_the_time(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +356,7 @@ def test_a_server_that_works_in_silence_is_probed(
     with away.working(server.probe):
         eventually(lambda: server.probes > 5)
         time.sleep(0.7)
-        assert told(caplog) == []
+        assert own_lines(caplog) == []
         server.answers = False
         eventually(lambda: re.search("store 1 has not answered for 1 s, trying until", caplog.text))
         probes = server.probes
@@ -367,7 +367,7 @@ def test_a_server_that_works_in_silence_is_probed(
     probes = server.probes
     time.sleep(0.3)
     assert server.probes <= probes + 1
-    assert len(told(caplog)) == 2
+    assert len(own_lines(caplog)) == 2
 
 
 def test_short_work_is_not_probed() -> None:

@@ -106,7 +106,7 @@ class NoisyStream(io.StringIO):
     """A signal comes as it is written to."""
 
     def write(self, text: str) -> int:
-        """Fail as any code of others may."""
+        """Get the signal in the middle of a log line."""
         if "noisy" in text:
             signal.raise_signal(signal.SIGTERM)
         return len(text)
@@ -127,7 +127,7 @@ def in_weak_reference() -> None:
 
 
 def in_own_code() -> None:
-    """As a failed look for something that is only a notice."""
+    """Such as a look for followers, whose errors are only logged."""
     with contextlib.suppress(TikvBrError):
         signal.raise_signal(signal.SIGTERM)
 

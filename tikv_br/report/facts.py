@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import RegionPart, merge_regions
-from tikv_br.errors import Failure, Stopped
+from tikv_br.errors import Failure, Stopped, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.redaction import redact
 
@@ -142,8 +142,8 @@ def reported_error(failure: BaseException, step: str) -> ReportedError:
     if isinstance(failure, Failure):
         name, code, message, hint = failure.name, failure.exit_code, failure.message, failure.hint
     else:
-        name, code, message = type(failure).__name__, Failure.exit_code, str(failure)
-        hint = Failure.default_hint
+        name, code, message = type(failure).__name__, TikvBrError.exit_code, str(failure)
+        hint = TikvBrError.default_hint
     return ReportedError(name, code, redact(message), redact(hint), step)
 
 
