@@ -187,6 +187,18 @@ def test_pin_prune_unpin(root: str, tmp_path: Path) -> None:
     succeed("verify", f"{root}/second", "--level", "data", "--executor", "driver")
 
 
+def test_an_index_of_others_is_told_apart_from_no_backup(root: str, tmp_path: Path) -> None:
+    """Exit code 0 with nothing listed or removed comes with a warning, also for `prune`; the file stays."""
+    foreign = tmp_path / "foreign" / "tikv-br" / "index" / "abc.json"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text('{"format_version": 1, "id": "x", "path": "../../root"}')
+    for command in (("list",), ("prune", "--keep-last", "1", "--yes")):
+        done = succeed(*command, "--storage", f"local://{tmp_path}/foreign")
+        assert "lists no backup" in done.err, (command, done)
+        assert "lists no backup" not in succeed(*command, "--storage", root).err
+    assert foreign.exists()
+
+
 def test_delete(root: str, tmp_path: Path) -> None:
     """By id and by URL: it asks, a dry run and a pin prevent it, and the other backup stays as it was."""
     second, first = ids(root)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+NO_BACKUP = "the index at %s lists no backup; `tikv-br list --rebuild` looks for backups"
 COLUMNS = ("id", "finished", "api", "keyspaces", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
 DROP = ("engine", "bytes", "backup-ts", "api", "keyspaces", "kvs", "size")
 
@@ -53,7 +54,7 @@ def list_backups(flags: ListFlags, context: typer.Context) -> None:
         log.warning("%s is a backup itself; pass the folder that contains it to list all", flags.index.root.location)
     listed = [own] if own is not None else flags.index.read()
     if not listed and not flags.rebuild:
-        log.warning("the index at %s lists no backup; --rebuild looks for backups", flags.location)
+        log.warning(NO_BACKUP, flags.location)
     for each in listed:
         flags.out.result("backup", _listed_fields(flags, each, own=own is not None))
     flags.out.table(COLUMNS, [_listed_row(each) for each in listed], drop=DROP)
@@ -323,6 +324,8 @@ def _show_plan(flags: PruneFlags, wanted: PrunePlan) -> None:
     ]
     is_carried_out = flags.yes and not flags.dry_run
     flags.out.table(PRUNE_COLUMNS, rows, prose=("because",), drop=("path", "size"), decoration=is_carried_out)
+    if not (rows or wanted.refused or wanted.ghosts):
+        log.warning(NO_BACKUP, flags.location)
     for entry, error in wanted.refused:
         log.warning("%s (%s) is kept, and counts as no backup: %s", entry.path, entry.id, error.message)
     for ghost in wanted.ghosts:
