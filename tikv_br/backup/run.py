@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from tikv_br.backup import copy
-from tikv_br.backup.copy import compare_checksums
 from tikv_br.backupset.coverage import keyspaces_in
 from tikv_br.cancellation import run_on_threads
 from tikv_br.cluster import versions
@@ -44,6 +43,13 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
     """The steps, in order. A dry run leaves out every step that writes."""
     copying = [FunctionStep("copy", copy.copy)]
     return runbook(options, check_cluster, steps.set_backup_ts, copying, compare_checksums)
+
+
+def compare_checksums(context: BackupContext) -> None:
+    """Compare the copy with the cluster. Raises `ChecksumMismatch`."""
+    from tikv_br.backup import comparison  # what reads files: only `--checksum` needs it
+
+    comparison.compare_checksums(context)
 
 
 def runbook(

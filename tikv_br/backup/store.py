@@ -64,8 +64,6 @@ from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.codec import KeyCodec, KeyMode
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.sst.compression import Compression
-from tikv_br.formats.sst.source import RandomAccess
-from tikv_br.formats.sst.table import Table
 from tikv_br.retry import Backoffer, RetryPolicy
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore
 from tikv_br.storage.credentials import below, to_backend, to_cipher_info
@@ -77,6 +75,9 @@ from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from tikv_br.formats.sst.source import RandomAccess
+    from tikv_br.formats.sst.table import Table
 
 TAIL_READS = 4
 """Maximum number of reads of a file's tail, until two agree."""
@@ -150,6 +151,8 @@ class FileRecorder:
         ts = CONVERTED_TS if target.is_v2 and not source.is_v2 else 0
         if not self.with_ttl and not source.is_v2 and (same_form or not self.with_source_sums):
             return Contents(ts, ts, Expiry(), reported if same_form else Checksum())
+        from tikv_br.formats.sst.table import Table  # only files whose rows may expire are looked into
+
         stored = ObjectSource(store, written.name, written.file.cipher_iv)
         recorded = (
             _contents_by_properties(Table(stored), source.api_version)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 import typer
 import typer.main
@@ -143,7 +143,7 @@ def argument(default: Any, metavar: str, text: str, **attributes: Any) -> Any:  
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)
 class Flags:
-    """Base of classes whose fields are flags, arguments, or other `Flags`; each is a frozen dataclass.
+    """Base of classes whose fields are flags, arguments, or other `Flags`; each becomes a frozen dataclass when it is first used.
 
     Flags of a class with ``shared=True`` have one environment variable for all commands, and may be in ``[defaults]``. A ``prefix``
     begins their names. Neither holds for flags of the class's bases.
@@ -152,9 +152,20 @@ class Flags:
     own: ClassVar[tuple[bool, str]]
 
     def __init_subclass__(cls, *, shared: bool = False, prefix: str = "") -> None:
-        """Make the class a dataclass."""
-        dataclass(frozen=True, kw_only=True)(cls)
+        """Keep what holds for the class's own flags."""
         cls.own = shared, prefix
+
+    def __new__(cls, **values: object) -> Self:  # noqa: ARG004 - for the dataclass
+        """Make the class a dataclass first: most classes are those of commands that do not run, and one takes half a millisecond."""
+        cls.declare()
+        return super().__new__(cls)
+
+    @classmethod
+    def declare(cls) -> None:
+        """Make the class and its bases dataclasses, unless they are."""
+        for each in reversed(cls.__mro__):
+            if issubclass(each, Flags) and each is not Flags and "__dataclass_fields__" not in vars(each):
+                dataclass(frozen=True, kw_only=True)(each)
 
     def combined(self) -> dict[str, Any]:
         """Options that several of the flags make together. Raises `UsageError`."""
@@ -251,6 +262,7 @@ def _renamed(
 
 def _fields(flags: type[Flags]) -> list[tuple[str, Any, _Declaration | None, type[Flags]]]:
     """Name, type, declaration and class of the fields; a class's own come before its bases' fields."""
+    flags.declare()
     hints = typing.get_type_hints(flags)
     fields = {field.name: field for field in dataclasses.fields(cast("Any", flags))}
     owners: dict[str, type[Flags]] = {}
@@ -485,12 +497,15 @@ class DefaultCommandGroup(Group):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         """Insert the default command unless a command or help is named."""
-        wants_own_help = args[:1] and args[0] in ctx.help_option_names and not help_text.shows_all(ctx)
-        # A word like the name of a command is a typing error, not the id of a backup: then its suggestion follows.
-        is_mistyped = args[:1] and args[0].isalpha() and difflib.get_close_matches(args[0], self.commands)
-        if args and args[0] not in self.commands and not wants_own_help and not is_mistyped:
+        if args and not (args[0] in self.commands or self._is_for_group(ctx, args[0])):
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
+
+    def _is_for_group(self, ctx: Any, word: str) -> bool:  # noqa: ANN401
+        """Whether a word that is no command asks for the group's help, or is a typing error (then its suggestion follows), not the id of a backup."""
+        if word in ctx.help_option_names:
+            return not help_text.shows_all(ctx)
+        return word.isalpha() and bool(difflib.get_close_matches(word, self.commands))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:  # noqa: ANN401
         """Also offer the flags of the default command."""
