@@ -189,6 +189,11 @@ class AroundFlags(Flags):
         raise NotImplementedError
 
 
+_Field = tuple[str, Any, _Declaration | None, type[Flags]]
+"""Name, type, declaration and class of a field."""
+_known: dict[type[Flags], list[_Field]] = {}
+
+
 def _values(flags: Flags) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(cast("Any", flags)):
         value = getattr(flags, field.name)
@@ -260,20 +265,22 @@ def _renamed(
     return function
 
 
-def _fields(flags: type[Flags]) -> list[tuple[str, Any, _Declaration | None, type[Flags]]]:
-    """Name, type, declaration and class of the fields; a class's own come before its bases' fields."""
-    flags.declare()
-    hints = typing.get_type_hints(flags)
-    fields = {field.name: field for field in dataclasses.fields(cast("Any", flags))}
-    owners: dict[str, type[Flags]] = {}
-    for owner in flags.__mro__:
-        for name in vars(owner).get("__annotations__", {}):
-            owners.setdefault(name, owner)
-    return [
-        (name, hints[name], fields[name].metadata.get(_DECLARATION), owner)
-        for name, owner in owners.items()
-        if name in fields
-    ]
+def _fields(flags: type[Flags]) -> list[_Field]:
+    """The fields of a class; its own come before its bases' fields."""
+    if flags not in _known:  # each command asks twice, and to evaluate type hints takes long
+        flags.declare()
+        hints = typing.get_type_hints(flags)
+        fields = {field.name: field for field in dataclasses.fields(cast("Any", flags))}
+        owners: dict[str, type[Flags]] = {}
+        for owner in flags.__mro__:
+            for name in vars(owner).get("__annotations__", {}):
+                owners.setdefault(name, owner)
+        _known[flags] = [
+            (name, hints[name], fields[name].metadata.get(_DECLARATION), owner)
+            for name, owner in owners.items()
+            if name in fields
+        ]
+    return _known[flags]
 
 
 def _parameters(flags: type[Flags], path: CommandPath) -> Iterator[inspect.Parameter]:
