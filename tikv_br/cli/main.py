@@ -26,7 +26,7 @@ from tikv_br.errors import Failure, OutputClosed, OutputFailed, UsageError
 from tikv_br.redaction import redact, secrets_in, visible, visible_lines
 
 PROGRAM = "tikv-br"
-_GC_THRESHOLDS = (50_000, 20, 20)
+_GC_THRESHOLDS = (100_000, 20, 20)
 """Thresholds of the garbage collector: with Python's defaults, looking for garbage takes a fifth of the time in which modules are imported."""
 
 
