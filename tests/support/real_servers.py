@@ -27,6 +27,8 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.settings import TlsSettings
 
 STOP_SECONDS = 10.0
+ELECTION_SECONDS = 3.0
+"""Longest time without a leader: the votes for a region that was just split off may be lost, and then it has none for that long."""
 
 
 @dataclass(frozen=True)
@@ -271,8 +273,8 @@ def _pd_config(shape: Shape) -> dict[str, Any]:
 
 
 def _tikv_config(shape: Shape, index: int) -> dict[str, Any]:
-    """Bounded memory, short ticks, and elections that take as long as a test says but at least a second."""
-    ticks = max(10, round(shape.election_timeout * 10))
+    """Bounded memory, short ticks, and elections that take as long as a test says, but from one second to `ELECTION_SECONDS`."""
+    ticks = round(min(max(1.0, shape.election_timeout), ELECTION_SECONDS) * 10)
     version = shape.api_version
     interval = _duration(max(0.1, shape.resolved_ts_interval))
     config: dict[str, Any] = {

@@ -20,7 +20,7 @@ from tests.integration.backup.resume.unfinished import files_at
 from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.live_txns import ALIVE, NAMES, Txns, prefix_of
-from tikv_br.backup import copy
+from tikv_br.backup import comparison
 from tikv_br.backup.run import backup_txn
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
@@ -278,7 +278,7 @@ def test_a_copy_that_differs(source: Source, monkeypatch: pytest.MonkeyPatch) ->
     wanted = source.wanted(checksum=True)
     backup_txn(wanted, when(StepFinished, "copy", destroy))
     assert source.check(wanted).keys() == {*NAMES[:3], *NAMES[4:20]}
-    monkeypatch.setattr(copy, "txn_checksum", lambda *_asked: Checksum())
+    monkeypatch.setattr(comparison, "txn_checksum", lambda *_asked: Checksum())
     wanted = source.wanted(checksum=True)
     with pytest.raises(ChecksumMismatch, match="copied twice"):
         backup_txn(wanted)
