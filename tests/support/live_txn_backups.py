@@ -100,12 +100,26 @@ def read_rows(live: LiveCluster, keyspace_id: int = 0, ts: int = 0) -> dict[byte
 
 
 def delete_range(live: LiveCluster, keyspace_id: int = 0) -> None:
-    """Delete a keyspace physically, as DeleteRange does: without tombstones."""
+    """Delete a keyspace physically, as DeleteRange does: without tombstones. Pessimistic locks, which stores keep in memory, are rolled back."""
     codec = codec_of(live, keyspace_id)
     span = codec.rpc_range()
     walk = RangeWalk(live.cluster.router, codec, live.cluster.cluster_id, span.start, span.end)
 
     def delete(store: StoreClient, context: kv.Context, start: bytes, end: bytes) -> None:
+        asked = kv.ScanLockRequest(
+            context=context, start_key=start, end_key=end, max_version=live.cluster.pd.tso(), limit=1000
+        )
+        locked = store.call(store.kv.KvScanLock, asked)
+        check_region_error(locked)
+        for lock in locked.locks:
+            if lock.lock_type == kv.PessimisticLock:
+                undo = kv.PessimisticRollbackRequest(
+                    context=context,
+                    start_version=lock.lock_version,
+                    for_update_ts=lock.lock_for_update_ts,
+                    keys=[lock.key],
+                )
+                check_region_error(store.call(store.kv.KVPessimisticRollback, undo))
         request = kv.DeleteRangeRequest(context=context, start_key=start, end_key=end or b"\xff" * 64)
         answer = store.call(store.kv.KvDeleteRange, request)
         check_region_error(answer)

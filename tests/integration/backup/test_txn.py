@@ -19,6 +19,7 @@ from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.backup.resume.unfinished import files_at
 from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.live_txn_backups import delete_range
 from tests.support.live_txns import ALIVE, NAMES, Txns, prefix_of
 from tikv_br.backup import comparison
 from tikv_br.backup.run import backup_txn
@@ -142,9 +143,7 @@ def source(shared: LiveCluster, options: Options, tmp_path: Path) -> Iterator[So
     made = Source(Txns(shared, prefix_of(shared, "ks1")), options, tmp_path)
     yield made
     shared.heal()
-    for name in NAMES:
-        request = kv.DeleteRangeRequest(start_key=made.txns.key(name), end_key=made.txns.key(name) + b"\0")
-        made.txns.call("KvDeleteRange", made.txns.key(name), request)
+    delete_range(shared, int.from_bytes(made.txns.prefix[1:]))
     for service in shared.safe_points():
         shared.cluster.pd.update_service_safe_point(service, 0, 0)
 
