@@ -51,6 +51,8 @@ class LiveCluster(PlaygroundAdmin):
         self.store_ids: list[int] = [store["id"] for store in state["stores"]]
         self.config = config
         self.cluster = Cluster.connect(config)
+        self.disturbed = False
+        """Whether the next test must not get this cluster: its servers were killed or stopped, for instance."""
 
     def raw(self, keyspace_id: int = 0) -> RawClient:
         """Return a client of one keyspace."""

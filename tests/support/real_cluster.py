@@ -48,8 +48,6 @@ class RealCluster(LiveCluster):
         self._by_id: dict[int, Server] = {}
         self._keyspaces = {0}
         self._change: threading.Thread | None = None
-        self.disturbed = False
-        """Whether servers were killed or stopped: other tests get another cluster."""
         self._lasting: set[str] = set()
 
     # ------------------------------------------------------------------------------------------------------ how it starts
