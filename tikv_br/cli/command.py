@@ -176,7 +176,9 @@ class Flags:
         return options(**self.values(options) | others)
 
     def values(self, options: type[object]) -> dict[str, Any]:
-        """The flags that `options`, a dataclass, has too."""
+        """The flags that `options`, a dataclass or other `Flags`, has too."""
+        if issubclass(options, Flags):
+            options.declare()
         names = {field.name for field in dataclasses.fields(cast("Any", options))}
         return {name: value for name, value in _values(self) if name in names}
 

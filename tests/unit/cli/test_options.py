@@ -23,7 +23,7 @@ from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cli.backup_cmd import RawBackupFlags, TxnBackupFlags
 from tikv_br.cli.backup_flags import AzblobFlags, GcsFlags, S3Flags
 from tikv_br.cli.changefeed_cmd import SETTINGS
-from tikv_br.cli.command import Flags, leaves
+from tikv_br.cli.command import Flags, flag, leaves
 from tikv_br.cli.diff_cmd import DiffFlags
 from tikv_br.cli.drill_cmd import GoalFlags
 from tikv_br.cli.key_flags import OneRangeFlags
@@ -351,3 +351,22 @@ def every_field(flags: type[Flags]) -> Iterator[str]:
         yield name
         if isinstance(hint, type) and issubclass(hint, Flags):
             yield from every_field(hint)
+
+
+def test_flags_of_a_class_that_was_never_used() -> None:
+    """They become dataclasses when they are first used; until then they must not pass for their base, which is one already."""
+
+    class Base(Flags):
+        first: int = flag(1, "first")
+
+    class Inner(Base):
+        second: int = flag(2, "second")
+
+    class Other(Flags):
+        first: int = flag(3, "first")
+        second: int = flag(4, "second")
+        third: int = flag(5, "third")
+
+    assert Base(first=6).first == 6
+    assert Other(third=7).values(Inner) == {"first": 3, "second": 4}
+    assert Inner(first=8) == Inner(first=8, second=2)
