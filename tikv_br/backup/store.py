@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from tikv_br import retry
 from tikv_br.backup.store_responses import (
     LOCKED,
+    NO_ANSWER,
+    SILENT_HINT,
+    SILENT_SECONDS,
     STORAGE_ERROR,
     STORES_WRITE_HINT,
     AnswerStream,
@@ -54,6 +58,7 @@ from tikv_br.errors import (
     ClusterUnreachable,
     LocksRemain,
     RequestRefused,
+    RetryBudgetExhausted,
     StorageError,
     StorageObjectMissing,
     StorageUnreachable,
@@ -523,7 +528,8 @@ class _StoreAttempt:
         what = f"backup of {self._interval} by the stores"
         storage = patience_policy(self._options.storage.patience, STORES_WRITE_HINT)
         locks = RetryPolicy(self._options.lock_patience, error=LocksRemain)
-        return _Patience(Backoffer(what, self._cluster.config.retry), Backoffer(what, storage), Backoffer(what, locks))
+        cluster = replace(self._cluster.config.retry, error=_gave_up)
+        return _Patience(Backoffer(what, cluster), Backoffer(what, storage), Backoffer(what, locks))
 
     def _request(self, gaps: list[KeyRange]) -> list[RetryAdvice]:
         """Request all gaps from their leaders, once; returns advice for each failure."""
@@ -536,12 +542,17 @@ class _StoreAttempt:
             for span in store_ranges(gap, regions, codec):
                 self._send(span, regions, backend, round_)
         patience = LONG_FACTOR * self._cluster.config.request_timeout + self._job.rate_limit.seconds(UNANSWERED_BYTES)
+        told_at = time.monotonic() + SILENT_SECONDS
         with contextlib.closing(read_all(round_.streams, patience)) as events:
             for numbered in events:
                 self._context.report()  # raises if the task is cancelled
                 if numbered is not None:
                     number, event = numbered
                     self._handle_event(round_.sent[number], event, round_)
+                    told_at = math.inf
+                elif time.monotonic() > told_at:
+                    log.warning("no store has answered for %.0f s: %s", SILENT_SECONDS, SILENT_HINT)
+                    told_at = math.inf
         return round_.advice
 
     def _send(
@@ -579,7 +590,8 @@ class _StoreAttempt:
             self._handle_response(sent, event, round_)
         elif isinstance(event, ClusterUnreachable):
             self._cluster.router.forget_store(sent.span.store_id)
-            round_.advice.append(RetryAdvice(retry.STORE_UNREACHABLE, event.message))
+            cause = event.message if sent.who in event.message else f"{sent.who}: {event.message}"
+            round_.advice.append(RetryAdvice(retry.STORE_UNREACHABLE, cause))
         else:
             raise event
 
@@ -665,6 +677,11 @@ class _Round:
     sent: list[_SentRequest] = field(default_factory=list)
     streams: list[AnswerStream] = field(default_factory=list)
     advice: list[RetryAdvice] = field(default_factory=list)
+
+
+def _gave_up(message: str) -> RetryBudgetExhausted:
+    hint = f"Check the store: {SILENT_HINT}. {STORES_WRITE_HINT}" if NO_ANSWER in message else None
+    return RetryBudgetExhausted(message, hint=hint)
 
 
 def _make_folder(place: StorageLocation) -> None:

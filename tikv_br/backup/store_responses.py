@@ -53,7 +53,8 @@ class AnswerStream(Protocol):
 def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Event | None]:
     """The events of all streams until they have ended, and None every `POLL_SECONDS` without one, for the consumer's own checks.
 
-    Cancels all streams if the consumer closes this early, and those that were sent if none of them gives a response for ``patience`` seconds.
+    Cancels all streams if the consumer closes this early, and those that were sent if none of them gives a response for ``patience`` seconds:
+    they end with `ClusterUnreachable`, which says so.
     """
     arrived: queue.SimpleQueue[tuple[int, brpb_pb2.BackupResponse | ClusterError | None]] = queue.SimpleQueue()
 
@@ -70,6 +71,7 @@ def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Even
             readers = [pool.submit(read, number, stream) for number, stream in enumerate(streams)]
             open_streams = dict(enumerate(streams))
             silent_since: dict[int, float] = {}  # of the streams that were sent
+            given_up = set[int]()
             while open_streams:
                 try:
                     number, event = arrived.get(timeout=POLL_SECONDS)
@@ -78,12 +80,15 @@ def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Even
                     now = time.monotonic()
                     for number, stream in open_streams.items():
                         if not stream.waiting and now - silent_since.setdefault(number, now) > patience:
+                            given_up.add(number)
                             stream.cancel()
                     yield None
                     continue
                 silent_since.clear()  # a store may serve one request after the other
                 if event is None:
                     del open_streams[number]
+                elif number in given_up and isinstance(event, ClusterUnreachable):
+                    yield number, ClusterUnreachable(f"{NO_ANSWER} for {patience:g} s")
                 else:
                     yield number, event
         finally:
@@ -143,6 +148,10 @@ STORES_WRITE_HINT = (
     "The stores write the files themselves: a local path must be the same shared folder on all stores' machines and on this "
     "one; a bucket must be reachable for the stores, with permission to write. With --engine scan only this machine writes."
 )
+NO_ANSWER = "no answer"
+SILENT_SECONDS = 60.0
+"""Seconds without an answer after which a user is told what a store may be doing."""
+SILENT_HINT = "a store that cannot reach the storage, or has no credentials for it, tries for minutes before it answers; its log shows these tries"
 
 _FATAL: tuple[tuple[type[TikvBrError], tuple[str, ...]], ...] = (
     (ApiVersionMismatch, ("invalid backup version",)),

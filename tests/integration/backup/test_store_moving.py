@@ -26,6 +26,7 @@ from tests.integration.backup.moving import (
 )
 from tests.integration.backup.reading import rocksdb_rows, stored
 from tests.support.live_cluster import LiveCluster
+from tikv_br.backup import store
 from tikv_br.backup.run import backup
 from tikv_br.errors import RequestRefused, RetryBudgetExhausted, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
@@ -130,6 +131,21 @@ def test_stores_that_stay_busy_with_a_region_exhaust_the_budget(live: LiveCluste
     region = region_at(live, READ_FIRST)
     live.fail(POINT, {"region_error": {"not_leader": {}}}, region_id=region["id"], count=-1)
     check_nothing_stays(live, options, RetryBudgetExhausted, match="not_leader")
+
+
+def test_stores_that_try_to_reach_the_storage_for_minutes(
+    live: LiveCluster, options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A TiKV 8.5.6 without credentials answers nothing for more than ten minutes: a line and the error tell what it may be doing."""
+    monkeypatch.setattr(store, "LONG_FACTOR", 0.1)
+    monkeypatch.setattr(store, "SILENT_SECONDS", 1.0)
+    live.fail("Backup", {"delay": {"seconds": 3600}}, count=-1)
+    wanted = options(live, cluster=impatient(live), engine="store")
+    with pytest.raises(RetryBudgetExhausted, match=r"store \d+ \(127.0.0.1:\d+\): no answer for 3 s") as raised:
+        backup(wanted)
+    assert "its log shows these tries" in raised.value.hint
+    assert "permission to write" in raised.value.hint
+    assert "no store has answered for 1 s" in caplog.text
 
 
 def check_nothing_stays(live: LiveCluster, options: Options, error: type[TikvBrError], match: str = "task") -> None:

@@ -73,12 +73,13 @@ def test_a_consumer_that_stops_cancels_all() -> None:
 
 
 def test_streams_that_say_nothing_are_given_up() -> None:
-    """The consumer gets the error of an unreachable store."""
+    """The consumer gets the error of an unreachable store, which says that it did not answer instead of who ended the call."""
     silent = Scripted(hangs=True)
-    events = list(read_all(streams(silent), 2 * POLL_SECONDS))
+    events = list(read_all(streams(silent), 5 * POLL_SECONDS))
     assert events[0] is None
     assert isinstance(events[-1], tuple)
     assert isinstance(events[-1][1], ClusterUnreachable)
+    assert events[-1][1].message == "no answer for 1 s"
 
 
 def test_an_error_that_is_none_of_a_store_is_not_swallowed() -> None:
