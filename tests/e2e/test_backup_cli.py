@@ -151,7 +151,16 @@ def test_stores_are_steered_from_spark_on_request(live: LiveCluster, tmp_path: P
     assert len(list(place.rglob("*.sst"))) == summary["files"]
 
 
-@pytest.mark.parametrize("flag", ["--send-credentials-to-tikv", "--no-send-credentials-to-tikv"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--send-credentials-to-tikv",
+        pytest.param(
+            "--no-send-credentials-to-tikv",
+            marks=pytest.mark.emulator_only("a TiKV without credentials tries for more than ten minutes"),
+        ),
+    ],
+)
 def test_stores_write_to_s3_with_the_credentials_they_are_sent(flag: str, live: LiveCluster) -> None:
     """Without them they use their own, and this playground has none: an error of the storage, and nothing stays."""
     with moto_server() as server:
