@@ -54,7 +54,7 @@ def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Even
     """The events of all streams until they have ended, and None every `POLL_SECONDS` without one, for the consumer's own checks.
 
     Cancels all streams if the consumer closes this early, and those that were sent if none of them gives a response for ``patience`` seconds:
-    they end with `ClusterUnreachable`, which says so.
+    they end with `ClusterUnreachable`, whose message has that time.
     """
     arrived: queue.SimpleQueue[tuple[int, brpb_pb2.BackupResponse | ClusterError | None]] = queue.SimpleQueue()
 
@@ -150,8 +150,8 @@ STORES_WRITE_HINT = (
 )
 NO_ANSWER = "no answer"
 SILENT_SECONDS = 60.0
-"""Seconds without an answer after which a user is told what a store may be doing."""
-SILENT_HINT = "a store that cannot reach the storage, or has no credentials for it, tries for minutes before it answers; its log shows these tries"
+"""Seconds without an answer after which a warning names a likely cause."""
+SILENT_HINT = "a store that cannot reach the storage, or has no credentials for it, keeps trying for minutes before it answers; its log shows these tries"
 
 _FATAL: tuple[tuple[type[TikvBrError], tuple[str, ...]], ...] = (
     (ApiVersionMismatch, ("invalid backup version",)),

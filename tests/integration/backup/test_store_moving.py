@@ -136,7 +136,7 @@ def test_stores_that_stay_busy_with_a_region_exhaust_the_budget(live: LiveCluste
 def test_stores_that_try_to_reach_the_storage_for_minutes(
     live: LiveCluster, options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A TiKV 8.5.6 without credentials answers nothing for more than ten minutes: a line and the error tell what it may be doing."""
+    """A TiKV 8.5.6 without credentials answers nothing for more than ten minutes: a warning and the error name the likely cause."""
     monkeypatch.setattr(store, "LONG_FACTOR", 0.1)
     monkeypatch.setattr(store, "SILENT_SECONDS", 1.0)
     live.fail("Backup", {"delay": {"seconds": 3600}}, count=-1)

@@ -73,7 +73,7 @@ def test_a_consumer_that_stops_cancels_all() -> None:
 
 
 def test_streams_that_say_nothing_are_given_up() -> None:
-    """The consumer gets the error of an unreachable store, which says that it did not answer instead of who ended the call."""
+    """The consumer gets the error of an unreachable store, whose message has the time without an answer, not who ended the call."""
     silent = Scripted(hangs=True)
     events = list(read_all(streams(silent), 5 * POLL_SECONDS))
     assert events[0] is None
