@@ -8,9 +8,10 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 import tikv_br
 from bench.dataset import KINDS

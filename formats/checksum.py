@@ -10,10 +10,10 @@ register of 0 to all ones (`_TO_ONES`), and the one message by the 8 bytes that 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastcrc import crc64
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,7 @@ _REGISTER_BITS = 64
 _TO_ZERO = b"\xff" * 8
 
 
-@dataclass(frozen=True, slots=True)
-class Checksum:
+class Checksum(Struct, frozen=True):
     """Checksum of a range, as of RawChecksum, or of a file of a backup. Checksums of disjoint ranges can be merged."""
 
     crc64xor: int = 0
@@ -73,8 +72,7 @@ def checksums(
     return tuple(folded.checksum(prefix) for prefix in prefixes)
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedRows:
+class FoldedRows(Struct, frozen=True):
     """Rows reduced to what their checksum with any prefix of keys depends on."""
 
     folded: Bytes

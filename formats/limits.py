@@ -7,8 +7,9 @@ deleted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from tikv_br.formats.keys.codec import GROUP, MAX_KEY_SIZE
 
@@ -19,8 +20,7 @@ ENTRY_OVERHEAD = 256
 """Bytes that a put has at most in its raft entry besides key, value, and the growth of the key by its encoding."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowLimits:
+class RowLimits(Struct, frozen=True):
     """Limits of one keyspace; the defaults are the default settings of stores."""
 
     key: int = MAX_KEY_SIZE

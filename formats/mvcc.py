@@ -7,8 +7,9 @@ under keys that end with the start ts. A backup has one version of each key, so 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
 
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.text import show_key
@@ -25,8 +26,7 @@ PUT, DELETE, LOCK_ONLY, ROLLBACK = b"P", b"D", b"L", b"R"
 _TS_SIZE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRecord:
+class WriteRecord(Struct, frozen=True):
     """The value of one row of ``write``."""
 
     kind: bytes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -11,16 +12,14 @@ if TYPE_CHECKING:
     from tikv_br.formats.columns import Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ScanPage:
+class ScanPage(Struct, frozen=True):
     """Result of one RawScan: RPC keys and user values, ascending by key; two columns of equal length."""
 
     keys: pa.LargeBinaryArray
     values: pa.LargeBinaryArray
 
 
-@dataclass(frozen=True, slots=True)
-class RawPage:
+class RawPage(Struct, frozen=True):
     """The same as it came over the wire, proven to hold well-formed pairs and nothing else."""
 
     data: Bytes

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import typer.main
 
 from tikv_br.cli.command import leaves
@@ -184,8 +185,11 @@ def _fields(place: Place, node: ast.expr) -> list[str]:
             return _fields(place, left) + _fields(place, right)
         case ast.IfExp(body=body, orelse=orelse):
             return _fields(place, body) + _fields(place, orelse)
-        case ast.Call(func=ast.Name("asdict"), args=[value]):
-            return [field.name for field in dataclasses.fields(_type(place, value))]
+        case ast.Call(func=ast.Name("asdict") | ast.Attribute(ast.Name("structs"), "asdict"), args=[value]):
+            kind = _type(place, value)
+            if issubclass(kind, msgspec.Struct):
+                return list(kind.__struct_fields__)
+            return [field.name for field in dataclasses.fields(kind)]
         case ast.Call(func=ast.Name("picked"), args=[_, *names]):
             return list(map(_key, names))
         case ast.Call(func=ast.Name(name)) if (home := _home(place.module, name)) is not None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backupset import layout
@@ -139,7 +141,7 @@ def restore_to_point(
         backup = BackupSet.open(store)
         restored = restore(replace(wanted, storage=work), reporter, on_plan)
     remove_temporary(store)
-    restored = replace(restored, seconds=round(time.monotonic() - began, 3))  # with the merge
+    restored = structs.replace(restored, seconds=round(time.monotonic() - began, 3))  # with the merge
     return PointSummary(backup.backup_ts, uncertainty, window, sources.urls, report, restored)
 
 

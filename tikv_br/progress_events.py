@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class StepStarted:
+class StepStarted(Struct, frozen=True):
     """Step ``number`` (from 1) of ``total`` begins."""
 
     name: str
@@ -15,8 +15,7 @@ class StepStarted:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepFinished:
+class StepFinished(Struct, frozen=True):
     """A step succeeded after ``seconds``."""
 
     name: str
@@ -25,16 +24,14 @@ class StepFinished:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepUndone:
+class StepUndone(Struct, frozen=True):
     """A step was undone after a failure; ``problem`` is the error of the undo, if it failed."""
 
     name: str
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TasksProgress:
+class TasksProgress(Struct, frozen=True):
     """Progress of a step's tasks; ``fraction`` is between 0 and 1 and never decreases."""
 
     tasks_done: int
@@ -47,8 +44,7 @@ class TasksProgress:
     """Approximate bytes of all tasks, such as the sizes of their regions; 0 = unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """A message that is neither an error nor a result."""
 
     message: str

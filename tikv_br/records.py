@@ -234,8 +234,8 @@ def _is_exact(record: object, content: bytes) -> bool:
 
 def _check_fields(record: object, content: Any, where: str) -> None:  # noqa: ANN401 - any JSON
     """Check what msgspec does not: that no field is unknown or missing, and integers have at most 64 bits."""
-    if dataclasses.is_dataclass(record):
-        kind: Any = type(record)
+    kind: Any = type(record)
+    if _is_of_fields(kind):
         names, _, later, *_ = _fields(kind)
         if odd := (set(names) ^ content.keys()) - (later.keys() - content.keys()):
             raise msgspec.ValidationError(
@@ -253,14 +253,23 @@ def _check_fields(record: object, content: Any, where: str) -> None:  # noqa: AN
 _Fields = tuple[tuple[str, ...], Callable[[Any], Iterable[object]], dict[str, object], set[str], set[str]]
 
 
+def _is_of_fields(kind: type[object]) -> bool:
+    return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
+
+
 @functools.cache
-def _fields(kind: Any) -> _Fields:  # noqa: ANN401 - a dataclass
+def _fields(kind: Any) -> _Fields:  # noqa: ANN401 - a dataclass or struct
     """Names of the fields in order, what reads them, those that may be missing with their default, with bytes, with an API version."""
-    fields = sorted(dataclasses.fields(kind), key=lambda field: field.name)
-    names = tuple(field.name for field in fields)
+    if issubclass(kind, msgspec.Struct):
+        types = {name: kind.__annotations__[name] for name in sorted(kind.__struct_fields__)}
+        later = {}
+    else:
+        fields = sorted(dataclasses.fields(kind), key=lambda field: field.name)
+        types = {field.name: field.type for field in fields}
+        later = {field.name: field.default for field in fields if field.metadata.get("later")}
+    names = tuple(types)
     get = operator.attrgetter(*names)
-    later = {field.name: field.default for field in fields if field.metadata.get("later")}
-    binary, versions = ({field.name for field in fields if kind in str(field.type)} for kind in ("Hex", "ApiLabel"))
+    binary, versions = ({name for name, of in types.items() if kind in str(of)} for kind in ("Hex", "ApiLabel"))
     return names, get if len(names) > 1 else lambda value: (get(value),), later, binary, versions
 
 

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
+from msgspec import NODEFAULT, Struct, structs
+
 _RESUME = "resume"
+_NONE = (MISSING, NODEFAULT)
 MAY_CHANGE: Mapping[str, str] = {_RESUME: ""}
 """Metadata of the field of an option that decides on no content: the resumed run may have another value."""
 
@@ -18,7 +21,7 @@ def compared_as(name: str) -> Mapping[str, str]:
 
 
 def compared(record: object) -> dict[str, object]:
-    """The values of a dataclass that a resumed run must share, by field; also the values of nested dataclasses."""
+    """The values of a dataclass that a resumed run must share, by field; also the values of nested dataclasses and structs."""
     return {name: value for name, value, _ in _values(record)}
 
 
@@ -47,20 +50,20 @@ def chosen_differences(begun: Iterable[str] | None, wanted: Iterable[str] | None
     return differences(*(dict(text.split("=", 1) for text in each) for each in (begun, wanted)))
 
 
-def _values(record: Any) -> Iterator[tuple[str, object, object]]:  # noqa: ANN401 - any dataclass
+def _values(record: Any) -> Iterator[tuple[str, object, object]]:  # noqa: ANN401 - any dataclass or struct
     """Name, value and default of each compared field."""
-    for each in fields(record):
+    for each in structs.fields(record) if isinstance(record, Struct) else fields(record):
         value = getattr(record, each.name)
-        if _RESUME in each.metadata:
+        if _RESUME in getattr(each, "metadata", ()):
             continue
-        if is_dataclass(value):
+        if is_dataclass(value) or isinstance(value, Struct):
             yield from ((f"{each.name}_{name}", inner, default) for name, inner, default in _values(value))
         else:
             yield each.name, value, _default(each)
 
 
-def _default(field: Field[Any]) -> object:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+def _default(field: Field[Any] | structs.FieldInfo) -> object:
+    return field.default if field.default_factory in _NONE else field.default_factory()
 
 
 def _text(value: object) -> str:

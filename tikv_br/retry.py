@@ -40,9 +40,10 @@ from _thread import start_new_thread
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
+
+from msgspec import Struct
 
 from tikv_br import cancellation
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError
@@ -54,8 +55,7 @@ ERRORS_SHOWN = 3
 MAX_DOUBLINGS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Struct, frozen=True):
     """One row of the table. Times are in seconds."""
 
     name: str
@@ -85,8 +85,7 @@ ETCD_UNAVAILABLE = Backoff("etcd", 0.1, 1.0, jitter=True)
 STORAGE_UNREACHABLE = Backoff("storage unreachable", 0.1, 2.0, jitter=True)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True):
     """Limits of retrying a call after its first failure. Times are in seconds."""
 
     budget: float = math.inf

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.text import show_key
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class KeyRange:
+class KeyRange(Struct, frozen=True, order=True):
     """Keys ``[start, end)``: RPC keys unless said otherwise; an empty end is no bound."""
 
     start: Hex

@@ -6,8 +6,9 @@ encoding of API V2 works in groups of eight bytes, so there the prefixes' length
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import GROUP, KeyCodec, successor
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(Struct, frozen=True):
     """Keys that begin with ``old`` in the backup begin with ``new`` in the cluster. By default nothing changes."""
 
     source: KeyRange = EVERY_KEY

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import xxhash
 from fastcrc import crc32
+from msgspec import Struct
 
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint
@@ -75,8 +75,7 @@ _FORMAT_6 = 6
 _EXTENDED_MAGIC = b"\x3e\x00\x7a\x00"
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
+class Footer(Struct, frozen=True):
     """Metadata needed to read anything else of a table."""
 
     format_version: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
+
+from msgspec import Struct
 
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.sst.coding import Readable
@@ -25,8 +26,7 @@ _TAIL = 64 << 10
 """Bytes that `TailCache` keeps: on object storage a second request costs more than these."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySource:
+class MemorySource(Struct, frozen=True):
     """A table that is in memory already."""
 
     data: Readable

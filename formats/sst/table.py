@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.keys.text import show_key
@@ -79,8 +80,7 @@ _WITH_FIRST_KEYS = 3
 _INDEX_TYPES = range(4)  # 0 and 1 are searched in different ways but read alike
 
 
-@dataclass(frozen=True, slots=True)
-class SstIndex:
+class SstIndex(Struct, frozen=True):
     """Data blocks in file order; `separators` are user keys, one a block, at or after its last key."""
 
     separators: list[bytes]

@@ -79,9 +79,9 @@ def test_small_commands_load_what_they_use(playgrounds: Playgrounds, tmp_path: P
     source, target, place = playgrounds["v1"], playgrounds["v2"], f"local://{tmp_path}/backup"
     succeed("raw", "put", "--pd", source, "modules", "few")
     most = {
-        ("raw", "get", "--pd", source, "modules", "--output", "json"): (425, 75),
-        ("backup", "raw", "--pd", source, "-s", place, "--dst-api-version", "v2", "--engine", "store"): (490, 145),
-        ("restore", "raw", "--pd", target, "-s", place): (515, 150),
+        ("raw", "get", "--pd", source, "modules", "--output", "json"): (440, 30),
+        ("backup", "raw", "--pd", source, "-s", place, "--dst-api-version", "v2", "--engine", "store"): (490, 55),
+        ("restore", "raw", "--pd", target, "-s", place): (515, 65),
     }
     code = (
         "import sys; from tikv_br.cli.main import run; code = run(sys.argv[1:]);"

@@ -12,10 +12,10 @@ import json
 import mmap
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tests.fuzzing.tables import TELLING_PIECES
 from tests.fuzzing.target import Target

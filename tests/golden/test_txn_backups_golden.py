@@ -128,7 +128,9 @@ def test_files_without_their_records(recorded: Path, store: ObjectStore) -> None
     backup = made_by("br", store, recorded)
     lonely = [file for file in backup.files if file.cf == "default"]
     with pytest.raises(BackupDamaged, match=f"{lonely[0].name} has values of transactions, but no file"):
-        _ = BackupSet(**{name: getattr(backup, name) for name in backup.__slots__} | {"files": tuple(lonely)}).pairs
+        _ = BackupSet(
+            **{name: getattr(backup, name) for name in backup.__struct_fields__} | {"files": tuple(lonely)}
+        ).pairs
 
 
 def test_fences_are_counted(golden: Path, store: ObjectStore, recorded: Path) -> None:

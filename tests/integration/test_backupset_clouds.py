@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+import msgspec.structs
 import pytest
 
 from tests.integration.cloud_servers import AzureServer, azurite_server
@@ -127,7 +129,7 @@ def test_one_of_many_gets_the_lease(request: pytest.FixtureRequest, location: St
             taken = [held for held in pool.map(begin, range(6)) if held is not None]
         assert len(taken) == 1
         taken[0].release()
-        dead = Lease("0" * 16, dataclasses.replace(LeaseOwner.this_process(), started=1), "", "backup", 1)
+        dead = Lease("0" * 16, msgspec.structs.replace(LeaseOwner.this_process(), started=1), "", "backup", 1)
         open_store(location).put(layout.lease_name(1), records.dump(dead))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 import threading
@@ -10,6 +9,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+import msgspec.structs
 import pytest
 
 from tests.support.live_cluster import LiveCluster, live_cluster
@@ -187,7 +188,7 @@ def test_writes_survive_a_store_that_dies_and_returns(live: LiveCluster) -> None
 def test_one_dead_store_does_not_stop_the_work(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
     """With a store dead, and PD aware of it in the end, version, flush, scan and checksum work."""
     live.kill_store(live.store_ids[-1])
-    with Cluster.connect(dataclasses.replace(live.config, retry_budget=60.0)) as cluster:
+    with Cluster.connect(msgspec.structs.replace(live.config, retry_budget=60.0)) as cluster:
         assert cluster.info().api_version is ApiVersion.V2
         cluster.flush_timestamps()
         assert scanned(cluster.raw()) == rows

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from msgspec import Struct
 
 from tikv_br.backupset import index, layout
 from tikv_br.backupset.index import place_of
@@ -33,16 +34,14 @@ RESUMED_FOR = 12 * 3600
 """Seconds after its start for which an unfinished backup is resumed: a retry does, the next day's run does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class LastRun:
+class LastRun(Struct, frozen=True):
     """The folder of the last run with a template."""
 
     name: str
     started_ms: Milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """What distinguishes backups that are made with the same path."""
 
     cluster: tuple[str, ...] = ()

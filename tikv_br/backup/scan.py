@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from itertools import pairwise
+
+from msgspec import Struct, field
 
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cancellation import inherit
@@ -56,8 +57,7 @@ class ScanProbe:
         return min(MAX_PARALLEL_SCANS, 1 + int(waited / max(now - self._began - waited, 1e-6)))
 
 
-@dataclass(slots=True)
-class RangeScan:
+class RangeScan(Struct):
     """Copies a part of the interval: scans it page by page, one page ahead, converts the rows and writes files. For one thread."""
 
     part: KeyRange
@@ -163,8 +163,7 @@ def run_scan_task(job: BackupJob, interval: KeyRange, context: TaskContext) -> T
     )
 
 
-@dataclass(slots=True)
-class _ScanAttempt:
+class _ScanAttempt(Struct):
     job: BackupJob
     interval: KeyRange
     context: TaskContext

@@ -17,9 +17,11 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from msgspec import Struct, field, structs
 
 from tikv_br import retry
 from tikv_br.backup.store_responses import (
@@ -102,8 +104,7 @@ class Contents(NamedTuple):
     """Checksum as the source cluster computes it; empty if not needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecorder:
+class FileRecorder(Struct, frozen=True):
     """Computes the manifest entries of stores' files. Picklable."""
 
     converter: Converter
@@ -234,8 +235,7 @@ def _contents_by_properties(table: Table, api_version: ApiVersion) -> Contents |
     return Contents(oldest, newest, Expiry(), Checksum())
 
 
-@dataclass(slots=True)
-class RewriteTotals:
+class RewriteTotals(Struct):
     """Totals of the rows written into new files."""
 
     source: Checksum = field(default_factory=Checksum)
@@ -282,8 +282,7 @@ def _live_records(
             yield alive
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedAnswers:
+class FinishedAnswers(Struct, frozen=True):
     """The answers of stores that cover an interval, to be recorded."""
 
     job: BackupJob
@@ -362,8 +361,7 @@ INTERMEDIATE_COMPRESSION = Compression.LZ4
 """Compression of stores' files that are rewritten and then removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreRange:
+class StoreRange(Struct, frozen=True):
     """The range of a request to one store: RPC keys of the source, never empty."""
 
     store_id: int
@@ -528,7 +526,7 @@ class _StoreAttempt:
         what = f"backup of {self._interval} by the stores"
         storage = patience_policy(self._options.storage.patience, STORES_WRITE_HINT)
         locks = RetryPolicy(self._options.lock_patience, error=LocksRemain)
-        cluster = replace(self._cluster.config.retry, error=_gave_up)
+        cluster = structs.replace(self._cluster.config.retry, error=_gave_up)
         return _Patience(Backoffer(what, cluster), Backoffer(what, storage), Backoffer(what, locks))
 
     def _request(self, gaps: list[KeyRange]) -> list[RetryAdvice]:
@@ -649,8 +647,7 @@ class _StoreAttempt:
         _remove_empty_folders(self._options.storage, self._folder)
 
 
-@dataclass(frozen=True, slots=True)
-class _SentRequest:
+class _SentRequest(Struct, frozen=True):
     span: StoreRange
     folder: str
     """Folder of its files, relative to the backup."""
@@ -660,8 +657,7 @@ class _SentRequest:
     """The destination given to the store."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Patience:
+class _Patience(Struct, frozen=True):
     """Retry budgets of a task, by cause."""
 
     cluster: Backoffer
@@ -672,8 +668,7 @@ class _Patience:
         return {STORAGE_ERROR: self.storage, LOCKED: self.locks}.get(advice.backoff, self.cluster)
 
 
-@dataclass(slots=True)
-class _Round:
+class _Round(Struct):
     sent: list[_SentRequest] = field(default_factory=list)
     streams: list[AnswerStream] = field(default_factory=list)
     advice: list[RetryAdvice] = field(default_factory=list)

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from tikv_br import retry
 from tikv_br.cluster.pb import brpb_pb2
@@ -225,8 +226,7 @@ def longest_wait(advice: list[RetryAdvice]) -> RetryAdvice:
     return max(advice, key=lambda each: (each.at_least, each.backoff.base), default=silent)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSst:
+class StoredSst(Struct, frozen=True):
     """A file, as described by the store that wrote it."""
 
     name: str
@@ -234,8 +234,7 @@ class StoredSst:
     file: brpb_pb2.File
 
 
-@dataclass(frozen=True, slots=True)
-class StoreAnswer:
+class StoreAnswer(Struct, frozen=True):
     """A part of the interval (RPC keys of the source), and the files with its rows; no file if it has no rows."""
 
     range: KeyRange

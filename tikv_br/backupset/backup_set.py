@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import logging
 import posixpath
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import ne
+
+from msgspec import Struct
 
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backupmeta import TOOL_PREFIX, MetaContent, decode, encode, meta_content
@@ -50,8 +52,7 @@ MAX_CHAIN = 10_000
 """Maximum number of backups in a chain: a year of one per hour."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackupSet:
+class BackupSet(Struct, frozen=True):
     """A complete backup, according to its own records."""
 
     store: ObjectStore

@@ -10,7 +10,9 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from msgspec import Struct, field
 
 from tikv_br.backupset import coverage, layout, ledger, manifest
 from tikv_br.backupset.backupmeta import MetaEncoder, meta_content
@@ -128,8 +130,7 @@ class BackupWriter:
             raise BackupPathInUse(f"another run has finished a backup at {self._store.location}")
 
 
-@dataclass(slots=True)
-class _Work:
+class _Work(Struct):
     """Contents of the ledger that a commit needs."""
 
     meta: MetaEncoder

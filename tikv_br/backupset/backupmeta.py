@@ -6,11 +6,12 @@ import io
 import re
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import get_args
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.files import ColumnFamily, FileEntry, FileKind
@@ -42,8 +43,7 @@ _BEGINNING = re.compile(rb"\x08[\x80-\xff]{0,9}[\x01-\x7f]\x12")
 _KEYSPACE_PREFIX_SIZE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class MetaContent:
+class MetaContent(Struct, frozen=True):
     """Content of `backupmeta`. Keys are RPC keys of `api_version`."""
 
     cluster_id: int

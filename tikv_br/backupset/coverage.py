@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tikv_br.errors import BackupUnsupported, CoverageError, NothingMatched, UsageError
 from tikv_br.formats.api_version import ApiVersion
@@ -95,8 +96,7 @@ MAX_PARTS = 1000
 """Maximum number of parts in a manifest; neighbours are merged if there are more."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegionPart:
+class RegionPart(Struct, frozen=True):
     """Size of one region, or of several neighbouring ones, when it was backed up. RPC keys, as in the files."""
 
     start: Hex

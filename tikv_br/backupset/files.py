@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self, TypeAlias
 
+from msgspec import Struct
+
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.json_types import Hex
@@ -46,8 +48,7 @@ class FileKind(enum.StrEnum):
         return next((kind for kind in cls if name.endswith(kind.suffix)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Expiry:
+class Expiry(Struct, frozen=True):
     """Sums of the rows of a file that expire, and may be missing later."""
 
     total_kvs: int = 0

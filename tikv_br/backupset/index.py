@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from tikv_br import records
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
@@ -228,8 +230,7 @@ class Place(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListedBackup:
+class ListedBackup(Struct, frozen=True):
     """A backup in the index."""
 
     entry: IndexEntry
@@ -238,8 +239,7 @@ class ListedBackup:
     """True once its removal has started: it may be incomplete."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
+class _Snapshot(Struct, frozen=True):
     entries: tuple[IndexEntry, ...]
 
     @property

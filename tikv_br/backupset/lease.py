@@ -23,10 +23,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tikv_br import records, run_id
 from tikv_br.backupset import layout
@@ -50,8 +52,7 @@ _START_FIELD = 19
 """Field of /proc/PID/stat, counted after the name: start of the process, in ticks since boot."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseOwner:
+class LeaseOwner(Struct, frozen=True):
     """A process on a machine."""
 
     host: str
@@ -112,8 +113,7 @@ held: set[str] = set()
 """Tokens of the leases that this process holds; others with its owner are leftovers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """Content of one number."""
 
     token: str
@@ -144,8 +144,7 @@ class Lease:
         return visible(f"{self.work} by {self.owner}{run}, {until}")
 
 
-@dataclass(frozen=True, slots=True)
-class NewestLease:
+class NewestLease(Struct, frozen=True):
     """The highest number of a path."""
 
     number: int

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
+
+from msgspec import Struct
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
@@ -69,8 +71,7 @@ class LedgerEntry:
         return KeyRange(self.start, self.end)
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedTask:
+class FinishedTask(Struct, frozen=True):
     """Identity and counts of an entry, which a driver keeps."""
 
     start: bytes
@@ -84,7 +85,7 @@ class FinishedTask:
 
     @classmethod
     def of(cls, entry: LedgerEntry) -> FinishedTask:
-        return cls(**{field.name: getattr(entry, field.name) for field in fields(cls)})
+        return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
 
     @property
     def interval(self) -> KeyRange:

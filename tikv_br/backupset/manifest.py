@@ -9,6 +9,8 @@ import enum
 import re
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from tikv_br import records, resume_options
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
@@ -78,8 +80,7 @@ class Description:
         return {id_: name for id_, name in zip(self.keyspaces, self.keyspace_names, strict=False) if name}
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(Struct, frozen=True):
     """Sums over all files, and the time it took."""
 
     crc64xor: int

@@ -16,11 +16,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
+
+from msgspec.structs import replace
 
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.backup_set import BackupSet

@@ -6,9 +6,11 @@ import enum
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from msgspec.structs import replace
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import TikvBrError

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import typer
+from msgspec.structs import asdict
 from typer.core import TyperGroup
 
 from tikv_br.cli import backup_flags, kinds, shared

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import typer
+from msgspec import structs
 
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag, given
@@ -167,12 +168,12 @@ def abort(flags: AbortFlags, context: typer.Context) -> None:
         gone = abort_restores(location, cluster)
         put_back = "; import mode is off" if gone.put_back else ""
         text = f"deleted the checkpoints of {gone.forgotten_restores} unfinished restores{put_back}"
-        flags.out.result("summary", asdict(gone), text)
+        flags.out.result("summary", structs.asdict(gone), text)
         return
     done = abort_backup(location, cluster, flags.lock_wait)
     run = f" of run {done.unfinished_run}" if done.unfinished_run else ""
     released = "; its safe point is removed" if done.released else ""
-    flags.out.result("summary", asdict(done), f"removed {done.removed_objects} objects{run}{released}")
+    flags.out.result("summary", structs.asdict(done), f"removed {done.removed_objects} objects{run}{released}")
 
 
 class UnlockFlags(backup_flags.ChosenBackupFlags):

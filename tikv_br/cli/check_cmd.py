@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 import typer
+from msgspec.structs import replace
 
 from tikv_br.cli import backup_flags, kinds, shared
 from tikv_br.cli.command import command, flag

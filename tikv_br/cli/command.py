@@ -20,12 +20,12 @@ import re
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 import typer
 import typer.main
+from msgspec import Struct
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from tikv_br.cli import help as help_text
@@ -48,8 +48,7 @@ _declared: dict[str, dict[str, Callable[[], TyperCommand]]] = {}
 """Functions that build the commands of the imported modules, by the first and last word of a command."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlagKind:
+class FlagKind(Struct, frozen=True):
     """A kind of value that is written as text, such as a duration; `parse` raises `typer.BadParameter`."""
 
     metavar: str
@@ -60,8 +59,7 @@ class FlagKind:
         return self.parse(value) if value else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Declaration:
+class _Declaration(Struct, frozen=True):
     """Arguments for Typer besides the field's type."""
 
     default: Any
@@ -165,7 +163,7 @@ class Flags:
         """Make the class and its bases dataclasses, unless they are."""
         for each in reversed(cls.__mro__):
             if issubclass(each, Flags) and each is not Flags and "__dataclass_fields__" not in vars(each):
-                dataclass(frozen=True, kw_only=True)(each)
+                dataclasses.dataclass(frozen=True, kw_only=True)(each)
 
     def combined(self) -> dict[str, Any]:
         """Options that several of the flags make together. Raises `UsageError`."""
@@ -435,8 +433,7 @@ class CommandTable(Mapping[str, TyperCommand]):
         return len(list(iter(self)))
 
 
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
+class LazyCommand(Struct, frozen=True):
     """A command, or group of commands, of modules that are not imported yet; `help` is its line in the list of commands, below `panel`.
 
     Without a panel it is not listed.

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import typer
+from msgspec import structs
 
 from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import command, flag, given
@@ -140,7 +141,8 @@ def _ask(found: DiffSummary, flags: DiffFlags) -> bool:
 def _list(out: Output, result: DiffResult, form: KeyForm) -> None:
     for each in result.ranges:
         out.result(
-            "different_range", {"start": each.span.start.hex(), "end": each.span.end.hex(), **asdict(each.counts)}
+            "different_range",
+            {"start": each.span.start.hex(), "end": each.span.end.hex(), **structs.asdict(each.counts)},
         )
     for difference in result.keys:
         fields = {"key": difference.key.hex(), "kind": difference.kind.value, "expires_in": difference.expires_in}

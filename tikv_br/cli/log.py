@@ -10,8 +10,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TextIO
+
+from msgspec import Struct
 
 from tikv_br import retry, run_id
 from tikv_br.errors import UsageError
@@ -35,8 +36,7 @@ class LogForm(enum.StrEnum):
     JSON = "json"
 
 
-@dataclass(frozen=True, slots=True)
-class LogSettings:
+class LogSettings(Struct, frozen=True):
     """Level, file (None: stderr) and format of the log."""
 
     level: LogLevel = LogLevel.INFO

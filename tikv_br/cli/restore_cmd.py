@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from msgspec.structs import asdict
 
 from tikv_br.cli import backup_flags, key_flags, kinds, shared
 from tikv_br.cli.command import Command, command, flag

@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import typer
+from msgspec import Struct, field
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tikv_br.cli.command import CommandPath, leaves, variable
@@ -37,8 +37,7 @@ CHECK: CommandPath = ("config", "check")
 """The command that reports mistakes in the config file instead of failing with them."""
 
 
-@dataclass(slots=True)
-class Invocation:
+class Invocation(Struct):
     """Properties of the command line known before the command starts; the context's ``obj``."""
 
     file: ConfigFile | None = None
@@ -50,16 +49,14 @@ class Invocation:
     """Messages about environment variables that were ignored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """A value of the file, and its section."""
 
     value: Any
     section: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(Struct, frozen=True):
     """A file: its settings by section (``defaults``, ``backup.raw``) and flag, and its mistakes."""
 
     path: Path

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from tikv_br.cli.output import Output, human_bytes, human_seconds, listed
 from tikv_br.cluster.timestamps import show_ts

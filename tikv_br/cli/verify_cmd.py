@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import typer
+from msgspec.structs import asdict
 
 from tikv_br.cli import backup_flags, key_flags, shared
 from tikv_br.cli.command import command, flag

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError
@@ -31,8 +32,7 @@ MEASURED_SECONDS = 600.0
 """Seconds for which a difference of clocks counts: they drift, and are corrected in small steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockDifference:
+class ClockDifference(Struct, frozen=True):
     """Difference between this machine's clock and PD's timestamps."""
 
     ahead: float

@@ -7,6 +7,8 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tikv_br.errors import ClusterTlsError, UsageError
 from tikv_br.formats.numbers import parse_decimal
 from tikv_br.retry import RetryPolicy
@@ -139,8 +141,7 @@ MAX_PORT = 65535
 REQUEST_TIMEOUT = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterConfig:
+class ClusterConfig(msgspec.Struct, frozen=True):
     """Addresses, TLS files and limits. All times are in seconds.
 
     Build it from flags with `from_flags`; it pickles, so that Spark tasks connect as the driver does.
@@ -148,7 +149,7 @@ class ClusterConfig:
 
     pd: tuple[str, ...]
     """PD addresses as ``host:port``; any one that answers leads to the others."""
-    tls: TlsFiles = field(default_factory=TlsFiles)
+    tls: TlsFiles = msgspec.field(default_factory=TlsFiles)
     connect_timeout: float = 5.0
     """Seconds for PD's members to name the leader; the answer that there is none is retried for `retry_budget`."""
     request_timeout: float = REQUEST_TIMEOUT

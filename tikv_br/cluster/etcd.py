@@ -13,12 +13,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypedDict, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from msgspec import Struct
 
 from tikv_br import cancellation, retry
 from tikv_br.cancellation import BackgroundWork
@@ -69,8 +69,7 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """One member of etcd and the stubs to call it."""
 
     address: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tikv_br.cluster.pb import etcdserverpb_pb2, mvccpb_pb2
 
@@ -11,8 +12,7 @@ CREATED = etcdserverpb_pb2.Compare.CREATE
 MODIFIED = etcdserverpb_pb2.Compare.MOD
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValue:
+class KeyValue(Struct, frozen=True):
     """One key at one revision."""
 
     key: str
@@ -25,24 +25,21 @@ class KeyValue:
     """Lease that the key is attached to; 0 = none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """Keys in ascending order, and the revision at which all of them stood so."""
 
     items: tuple[KeyValue, ...]
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class Get:
+class Get(Struct, frozen=True):
     """Read a key, or all keys with a prefix."""
 
     key: str
     prefix: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct, frozen=True):
     """Write a key, which goes when its lease does."""
 
     key: str
@@ -50,8 +47,7 @@ class Put:
     lease: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Remove a key, or all keys with a prefix; there need be none."""
 
     key: str
@@ -61,8 +57,7 @@ class Delete:
 Operation = Get | Put | Delete
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(Struct, frozen=True):
     """A condition of a transaction: a revision of a key is exactly this one. Built by `absent` and its neighbours."""
 
     key: str
@@ -95,8 +90,7 @@ def unchanged(item: KeyValue) -> Compare:
     return modified_at(item.key, item.mod_revision)
 
 
-@dataclass(frozen=True, slots=True)
-class TxnResult:
+class TxnResult(Struct, frozen=True):
     """Result of a transaction."""
 
     succeeded: bool

@@ -7,8 +7,10 @@ import secrets
 import time
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from tikv_br import cancellation
 from tikv_br.cluster.ingests import LEASE_SECONDS, Ingest

@@ -23,6 +23,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
+from msgspec import Struct, structs
+
 from tikv_br import __version__, records
 from tikv_br.backupset.lease import LeaseOwner
 from tikv_br.cluster.etcd import Etcd, LeaseHolder
@@ -40,8 +42,7 @@ CDC_CHANGEFEEDS: Final = "/tikv/cdc/changefeed/info/"
 _CDC_ENDED: Final = frozenset({"finished", "removed"})
 
 
-@dataclass(frozen=True, slots=True)
-class Ingest:
+class Ingest(Struct, frozen=True):
     """One announced ingest."""
 
     id: str
@@ -127,10 +128,10 @@ class Ingests:
 
         If another command has already finished the ingest, announce it again under a new id.
         """
-        done = replace(ingest, finished_ts=now_ts)
+        done = structs.replace(ingest, finished_ts=now_ts)
         ours = modified_at(self._prefix + ingest.id, revision)
         if not self._etcd.transact([ours], self._puts(done), repeatable=True).succeeded:
-            self.save(replace(done, id=f"{ingest.id}-{secrets.token_hex(4)}"))
+            self.save(structs.replace(done, id=f"{ingest.id}-{secrets.token_hex(4)}"))
 
     def withdraw(self, ingest: Ingest) -> None:
         """Remove an announcement of which no file was ingested."""
@@ -152,7 +153,7 @@ class Ingests:
                     self._etcd.transact([unchanged(item)], self._removals([found.id]), repeatable=True)
             elif found.id not in alive or found.id.rpartition("-")[0] in killed:
                 log.warning("%s has ended without a word: its rows so far are passed on to followers", found)
-                changes = self._puts(replace(found, finished_ts=now_ts))
+                changes = self._puts(structs.replace(found, finished_ts=now_ts))
                 self._etcd.transact(
                     [unchanged(item)],
                     changes if found.lowest_ts is not None else self._removals([found.id]),

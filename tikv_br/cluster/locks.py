@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tikv_br import cancellation
 from tikv_br.cluster.cluster import Cluster
@@ -30,8 +31,7 @@ SHOWN_LOCKS = 3
 """Locks that an error names."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveLock:
+class LiveLock(Struct, frozen=True):
     """A lock of a transaction that is alive."""
 
     key: bytes
@@ -45,8 +45,7 @@ class LiveLock:
         return f"the lock at key {show_key(self.key)} of the transaction that began at {began}, with a TTL of {self.ttl_ms / 1000:g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class LockReport:
+class LockReport(Struct, frozen=True):
     """Result of resolving the locks of a range."""
 
     resolved: int

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tikv_br import records
 from tikv_br.cluster.etcd import Etcd
@@ -26,8 +27,7 @@ def new_secret() -> str:
     return secrets.token_hex(16)
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """What unfinished work owns in a cluster."""
 
     secret: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tikv_br import retry
 from tikv_br.cluster.channel import CallUnsupported
@@ -25,8 +27,7 @@ SCAN_PAGE = 1024
 """Regions that one ScanRegions asks for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """A PD operator: the current or last action on a region, such as ``scatter-region``."""
 
     desc: str

@@ -12,10 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 import grpc
+from msgspec import Struct
 
 from tikv_br import cancellation, retry
 from tikv_br.cluster.channel import has_answered, open_channel, run_in_worker_thread, status_of, to_cluster_error
@@ -87,8 +87,7 @@ def no_answer(messages: Mapping[str, str]) -> ClusterUnreachable:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Leader:
+class Leader(Struct, frozen=True):
     """PD's leader and the stubs to call it."""
 
     address: str
@@ -98,8 +97,7 @@ class Leader:
     keyspace: KeyspaceStub
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(Struct, frozen=True):
     """A connection to a member, with its stubs: creating them on a channel that is being closed would crash the process."""
 
     channel: grpc.Channel

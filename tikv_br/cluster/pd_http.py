@@ -9,13 +9,13 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, cast
 from urllib.parse import quote
 
 import orjson
+from msgspec import Struct
 
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.pd_connection import Leader, PdConnection
@@ -166,8 +166,7 @@ GC_WORKER = "gc_worker"
 """The name under which GC itself has an entry among the services."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
+class StoreStatus(Struct, frozen=True):
     """A store that is not gone for good, as PD hears of it."""
 
     id: int
@@ -183,8 +182,7 @@ class StoreStatus:
     is_tiflash: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceSafePoint:
+class ServiceSafePoint(Struct, frozen=True):
     """A service's safe point, which GC does not pass."""
 
     service: str
@@ -193,8 +191,7 @@ class ServiceSafePoint:
     """Seconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class GcBarrier:
+class GcBarrier(Struct, frozen=True):
     """A global or keyspace-level GC barrier, which the HTTP API does not list."""
 
     name: str
@@ -205,8 +202,7 @@ class GcBarrier:
     """None: it holds the GC of the whole cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class GcStatus:
+class GcStatus(Struct, frozen=True):
     """GC's safe point and the service safe points and barriers that limit it."""
 
     safe_point: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from tikv_br import retry
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
@@ -24,8 +25,7 @@ class Action(enum.Enum):
     FAIL = "raise the error"
 
 
-@dataclass(frozen=True, slots=True)
-class Reaction:
+class Reaction(Struct, frozen=True):
     """An action, and the wait before it takes effect."""
 
     action: Action

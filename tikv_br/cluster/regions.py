@@ -6,14 +6,15 @@ import bisect
 import threading
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
 from tikv_br.formats.api_version import ApiVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """One copy of a region on a store."""
 
     id: int
@@ -25,8 +26,7 @@ class Peer:
         return cls(peer.id, peer.store_id, voter=peer.role != metapb_pb2.Learner)
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(Struct, frozen=True):
     """A range of keys [start, end) as PD knows it: physical bounds (V2: memcomparable), an empty end is no end."""
 
     id: int
@@ -80,8 +80,7 @@ class Region:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RegionColumns:
+class RegionColumns(Struct, frozen=True):
     """Start keys and approximate sizes of regions in key order, without an object for each region.
 
     Not as Arrow columns: the import of Arrow takes longer than a plan.

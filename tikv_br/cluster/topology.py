@@ -8,8 +8,9 @@ import queue
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.pb import metapb_pb2
@@ -34,8 +35,7 @@ class StoreState(enum.IntEnum):
     TOMBSTONE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(Struct, frozen=True):
     """A TiKV process as PD knows it. Addresses are ``host:port``."""
 
     id: int
@@ -67,8 +67,7 @@ class Store:
         return ("engine", "tiflash") in self.labels or ("engine", "tiflash_compute") in self.labels
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterInfo:
+class ClusterInfo(Struct, frozen=True):
     """Properties of a cluster that a plan depends on."""
 
     cluster_id: int
@@ -90,8 +89,7 @@ MAX_ENTRY_SIZE = 8 << 20
 """Default of ``raftstore.raft-entry-max-size``."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
+class StoreConfig(Struct, frozen=True):
     """Settings that stores report at ``/config``."""
 
     api_version: ApiVersion

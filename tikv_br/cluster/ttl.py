@@ -6,10 +6,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import grpc
+from msgspec import Struct
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
@@ -38,8 +38,7 @@ LAST_EXPIRY = (1 << 64) - 1
 _Answer: TypeAlias = "grpc.Future[kvrpcpb_pb2.RawGetKeyTTLResponse]"
 
 
-@dataclass(slots=True, eq=False)
-class _TtlRequest:
+class _TtlRequest(Struct, eq=False):
     """A request in flight."""
 
     row: int

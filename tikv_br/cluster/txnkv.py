@@ -5,9 +5,10 @@ Checksums of transactional rows, which the stores compute: the same sums as a ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+
+from msgspec import Struct
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.locks import SnapshotLocks
@@ -140,8 +141,7 @@ _TOO_SLOW = "exceeding the deadline"
 """Substring of its error text then, which is a region error or, in older versions, another error."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixRule:
+class PrefixRule(Struct, frozen=True):
     """The prefix that rows have in the cluster, and the one that they had before: stores compute the checksum with that."""
 
     old: bytes

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from tikv_br.errors import ClusterUnfit
 
@@ -45,8 +46,7 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}.{self.patch}{pre}"
 
 
-@dataclass(frozen=True, slots=True)
-class Capability:
+class Capability(Struct, frozen=True):
     """Something that stores can do from a version on."""
 
     name: str

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, fields
+import operator
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, structs
 
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
@@ -27,8 +30,7 @@ class KeyDifference(NamedTuple):
     """Seconds until the key expires on the one side that has it; 0 = never, or not requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """Number of different keys by kind."""
 
     only_a: int = 0
@@ -43,7 +45,7 @@ class Counts:
         return self.only_a + self.only_b + self.value
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Counts)))
+        return Counts(*map(operator.add, structs.astuple(self), structs.astuple(other)))
 
 
 class DifferentRange(NamedTuple):

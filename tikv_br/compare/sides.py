@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
+
+from msgspec import Struct
 
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.backupset.rows import file_errors, read_rows
@@ -164,8 +165,7 @@ class ClusterSide:
         return self.raw.get_ttl(key)
 
 
-@dataclass(frozen=True, slots=True)
-class FileRows:
+class FileRows(Struct, frozen=True):
     """Rows of a file of a backup, by their keys in a cluster. Without a file there are none."""
 
     store: ObjectStore

@@ -5,8 +5,9 @@ NumPy and Arrow are imported within the functions, because the driver only passe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import Expiry
@@ -26,8 +27,7 @@ CONVERTED_TS = 1
 """The ts of converted rows without a ts of their own; stores use the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchStats:
+class BatchStats(Struct, frozen=True, kw_only=True):
     """Checksums, expiry and timestamp bounds of a non-empty batch of rows."""
 
     target: Checksum
@@ -42,8 +42,7 @@ class BatchStats:
     """Rows whose expiry was lost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertedRows(BatchStats):
+class ConvertedRows(BatchStats, frozen=True, kw_only=True):
     """Converted rows, with their sums."""
 
     records: pa.RecordBatch
@@ -52,8 +51,7 @@ class ConvertedRows(BatchStats):
     """RPC key of the target."""
 
 
-@dataclass(frozen=True, slots=True)
-class Converter:
+class Converter(Struct, frozen=True):
     """Converts between two codecs. Picklable."""
 
     source: KeyCodec
@@ -132,8 +130,7 @@ class Converter:
         return np.where(given == 0, np.uint64(self.ts), given)
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(Struct, frozen=True):
     """A conversion between two API versions, in any keyspace. Picklable."""
 
     source: ApiVersion

@@ -9,10 +9,12 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tikv_br.backupset.coverage import codec_of, describe_ranges, keyspace_codec, keyspaces_in, nothing_matched
 from tikv_br.backupset.files import FileKind
@@ -272,8 +274,7 @@ CLUSTER_SLOTS = 32
 """Assumed number of slots of a Spark cluster, whose size is unknown until it has started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """The chosen engine and executor, with the reason."""
 
     name: Literal["scan", "store", "changes", "merge", "load"]

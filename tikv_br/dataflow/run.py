@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from tikv_br import run_id
 from tikv_br.backupset import layout, lease
@@ -36,8 +39,7 @@ from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.task import keep_freed_memory
 
 
-@dataclass(frozen=True, slots=True)
-class Lineage:
+class Lineage(Struct, frozen=True):
     """The backups that a backup continues or was made from; see the same fields of `Description`."""
 
     parent: str = ""
@@ -151,8 +153,7 @@ C = TypeVar("C", bound=BackupContext)
 KEPT = "The finished part is kept: the same command resumes the backup, `tikv-br backup abort` removes it."
 
 
-@dataclass(frozen=True, slots=True)
-class BackupSummary:
+class BackupSummary(Struct, frozen=True):
     """Result of a backup. Sums are those that a cluster of the destination's API version computes after a restore."""
 
     total_kvs: int
@@ -208,8 +209,7 @@ class BackupSummary:
     step_seconds: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class BackupReport:
+class BackupReport(Struct, frozen=True):
     """The summary and the plan; a dry run has only planned."""
 
     summary: BackupSummary
@@ -283,8 +283,7 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in seconds.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class AbortSummary:
+class AbortSummary(Struct, frozen=True):
     """Result of `abort_backup`."""
 
     unfinished_run: str

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+
+from msgspec.structs import asdict
 
 from tikv_br import __version__
 from tikv_br.backupset import coverage, index, layout, lease, ledger, manifest

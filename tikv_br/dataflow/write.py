@@ -10,8 +10,9 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct, field
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
@@ -43,8 +44,7 @@ _PAUSE = Backoff("task", 0.5, 5.0, jitter=True)
 """Pause between attempts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The state of transactional data that a backup reads. Picklable."""
 
     ts: int
@@ -52,8 +52,7 @@ class Snapshot:
     """Start ts of transactions that can only commit above `ts`: their locks do not count."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackupJob:
+class BackupJob(Struct, frozen=True):
     """Parameters that all tasks of a run share. Picklable."""
 
     run: str
@@ -75,8 +74,7 @@ class BackupJob:
         return self.conversion.source.has_ttl and not self.options.assume_no_ttl
 
 
-@dataclass(slots=True)
-class PhaseSeconds:
+class PhaseSeconds(Struct):
     """A task's time per phase; scanning overlaps with the other phases."""
 
     scan: float = 0.0
@@ -94,12 +92,11 @@ class PhaseSeconds:
 
     def add(self, other: PhaseSeconds) -> None:
         """Add the other's seconds to these."""
-        for phase in fields(self):
-            setattr(self, phase.name, getattr(self, phase.name) + getattr(other, phase.name))
+        for phase in self.__struct_fields__:
+            setattr(self, phase, getattr(self, phase) + getattr(other, phase))
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
+class TaskResult(Struct, frozen=True):
     """Identity and counts of the written ledger entry, and the time per phase. The entry itself stays in the ledger."""
 
     finished: FinishedTask
@@ -151,8 +148,7 @@ def write_interval(
     return TaskResult(FinishedTask.of(entry), seconds)
 
 
-@dataclass(slots=True)
-class RegionCounts:
+class RegionCounts(Struct):
     """Counts rows and bytes per region. Takes pages in key order, each from one region."""
 
     regions: RegionCache
@@ -216,8 +212,7 @@ def part_of(span: KeyRange, sums: Checksum) -> RegionPart:
     return RegionPart(span.start, span.end, sums.total_kvs, sums.total_bytes)
 
 
-@dataclass(slots=True)
-class _OpenFile:
+class _OpenFile(Struct):
     start: bytes
     """Start of its range."""
     file: FileWriter

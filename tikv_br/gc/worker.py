@@ -29,6 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from msgspec import structs
+
 from tikv_br import cancellation
 from tikv_br.cancellation import TaskCancelled
 from tikv_br.cluster import versions
@@ -126,7 +128,7 @@ class WorkerOptions:
     def hurry(self, config: ClusterConfig) -> ClusterConfig:
         """The config of a PD client whose requests are not retried for longer than the lease lasts."""
         part = self.lease / 4
-        return replace(
+        return structs.replace(
             config,
             request_timeout=min(config.request_timeout, part),
             retry_budget=min(config.retry_budget, part),

@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import grpc
+from msgspec.structs import replace
 from rocksdict import SstFileWriter
 
 from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, kvrpcpb_pb2

@@ -11,10 +11,11 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
+from msgspec.structs import replace
 from rocksdict import IngestExternalFileOptions, Options, Rdict
 
 from tikv_br.cluster.pb import import_sstpb_pb2

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from tikv_br.errors import BackupPathInUse, Failure, StorageError, TikvBrError, UsageError
 from tikv_br.progress_events import Reporter
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(Struct):
     """The report of a running command."""
 
     command: str

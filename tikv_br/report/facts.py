@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from msgspec import Struct, structs
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import RegionPart, merge_regions
@@ -79,8 +80,7 @@ class DrillVerdict(enum.StrEnum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, slots=True)
-class BackupFacts:
+class BackupFacts(Struct, frozen=True):
     """The backup of a report. Sizes in bytes, times in unix milliseconds."""
 
     id: str
@@ -101,8 +101,7 @@ class BackupFacts:
     files: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """A part of the keyspace: neighbouring regions of the source, else files. Keys are RPC keys in hex."""
 
     start: str
@@ -115,8 +114,7 @@ class Cell:
     """0 = the backup does not record them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """One check or comparison that succeeded."""
 
     what: str
@@ -126,8 +124,7 @@ class Compared:
     """Bytes read by the tool; 0 = stores read the data."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedError:
+class ReportedError(Struct, frozen=True):
     """The error that ended a command or drill."""
 
     name: str
@@ -188,8 +185,10 @@ def _sizes(part: RegionPart) -> tuple[int, int]:
     return part.total_kvs, part.total_bytes
 
 
-def plain(value: object) -> str:
-    """Convert a value for `json.dumps`: keys become hex. Raises `TypeError`."""
+def plain(value: object) -> str | dict[str, object]:
+    """Convert a value for `json.dumps`: keys become hex, structs mappings. Raises `TypeError`."""
+    if isinstance(value, Struct):
+        return structs.asdict(value)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, ApiVersion):

@@ -16,9 +16,10 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self
+
+from msgspec import Struct
 
 from tikv_br import cancellation
 from tikv_br.backupset.coverage import codec_of
@@ -59,8 +60,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True)
-class IngestJob:
+class IngestJob(Struct, frozen=True):
     """Parameters that all tasks of a restore share.
 
     Picklable; `backend` and `cipher_info` may hold secrets and are never shown.
@@ -434,8 +434,7 @@ def _ingest(
     return IngestResult(regions=regions, uploaded=len(part.files) if work.uploads else 0, downloads=work.downloads)
 
 
-@dataclass(slots=True)
-class _StagedSsts:
+class _StagedSsts(Struct):
     """The files of one span that the stores of one region have staged and ingested, for its current epoch."""
 
     place: tuple[int, int, int, KeyRange]

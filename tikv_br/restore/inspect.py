@@ -6,8 +6,9 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from tikv_br import cancellation
 from tikv_br.backupset.backup_set import BackupSet
@@ -39,8 +40,7 @@ class FileCheck(enum.StrEnum):
     """`IDENTITY` if the recorded ETag vouches for the content, else `CONTENT`: for copied backups and the Go tool's backups."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileFacts:
+class FileFacts(Struct, frozen=True):
     """Facts from a file's own metadata."""
 
     max_ts: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from tikv_br.backupset.files import FilePair
 from tikv_br.compare.files import FilePart
@@ -41,8 +42,7 @@ class IngestResult(NamedTuple):
     """Number of downloads by stores; at least one per file and replica."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePlan:
+class RestorePlan(Struct, frozen=True):
     """The plan of a restore. Keys are RPC keys."""
 
     wanted: tuple[RestoreRange, ...]

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
+
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.lease import newest
 from tikv_br.backupset.sealed import read_record, write_record
@@ -56,16 +58,14 @@ class RestoreCheckpoint:
     """That of the restore's `tikv_br.cluster.marks.Mark` in the target, without which no restore is resumed; empty = it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImportModeRecord:
+class ImportModeRecord(Struct, frozen=True):
     """The temporary changes of a restore to a cluster, besides the stores' import mode."""
 
     schedulers: tuple[str, ...]
     """Paused schedulers of PD."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreRecord:
+class RestoreRecord(Struct, frozen=True):
     """The objects of one restore, identified by backup, cluster and rewrite. Picklable."""
 
     store: ObjectStore

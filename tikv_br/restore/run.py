@@ -12,9 +12,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupSet
@@ -498,8 +500,7 @@ def compare_txn(context: RestoreContext) -> None:
         raise ChecksumMismatch(error.message, hint=hint) from None
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreSummary:
+class RestoreSummary(Struct, frozen=True):
     """Result of a restore, or of a dry run. Bytes are of keys and values, before encoding."""
 
     total_kvs: int
@@ -622,8 +623,7 @@ def check_target_alone(options: RestoreOptions) -> list[tuple[KeyRange, RowLimit
         return limits_of_ranges(context)
 
 
-@dataclass(frozen=True, slots=True)
-class AbortedRestores:
+class AbortedRestores(Struct, frozen=True):
     """Result of `abort_restores`."""
 
     forgotten_restores: int

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import chain
+
+from msgspec import Struct
 
 from tikv_br import run_id
 from tikv_br.cancellation import run_on_threads
@@ -45,8 +46,7 @@ CHUNK_ROWS = 16_384
 """Rows per progress report."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutJob:
+class PutJob(Struct, frozen=True):
     """Parameters that all tasks of a restore share. Picklable."""
 
     cluster: ClusterConfig

@@ -8,10 +8,12 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import IO, Any, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.archive.maintenance import LogStatus, status_of

@@ -8,12 +8,13 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
+
+from msgspec import Struct
 
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.environment import is_installed, missing_package
@@ -39,8 +40,7 @@ CHAIN_TTL = timedelta(minutes=5)
 NO_S3_CREDENTIALS = "Set AWS_PROFILE, or both AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or pass both in the URL (access-key, secret-access-key)."
 
 
-@dataclass(frozen=True, slots=True)
-class S3Credentials:
+class S3Credentials(Struct, frozen=True):
     """One set of credentials."""
 
     access_key: SecretText
@@ -193,8 +193,7 @@ _AZURE_ADDRESSES = (
 """Servers of tokens; obstore's threads end with what is no URL."""
 
 
-@dataclass(frozen=True, slots=True)
-class AzureCredentials:
+class AzureCredentials(Struct, frozen=True):
     """The account, and its key or a SAS token; without both, obstore asks for tokens: service principal, workload or managed identity."""
 
     account: str

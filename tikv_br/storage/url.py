@@ -27,6 +27,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+import msgspec
+import msgspec.structs
+
 from tikv_br.environment import is_installed, missing_package
 from tikv_br.errors import StorageDenied, UsageError
 from tikv_br.resume_options import MAY_CHANGE
@@ -117,13 +120,12 @@ class GcsOptions:
 CloudOptions: TypeAlias = S3Options | AzureOptions | GcsOptions
 
 
-@dataclass(frozen=True, slots=True)
-class CloudFlags:
+class CloudFlags(msgspec.Struct, frozen=True):
     """Flags of all clouds; a URL's parameters override them."""
 
-    s3: S3Options = field(default_factory=S3Options)
-    azure: AzureOptions = field(default_factory=AzureOptions)
-    gcs: GcsOptions = field(default_factory=GcsOptions)
+    s3: S3Options = msgspec.field(default_factory=S3Options)
+    azure: AzureOptions = msgspec.field(default_factory=AzureOptions)
+    gcs: GcsOptions = msgspec.field(default_factory=GcsOptions)
 
 
 def decoded(text: str) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from tikv_br.errors import UsageError
 from tikv_br.formats.numbers import parse_decimal
 
@@ -101,8 +103,7 @@ def check_settings(master: str, settings: SparkSettings) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SessionPlan:
+class SessionPlan(Struct, frozen=True):
     """Parameters for starting a session."""
 
     master: str

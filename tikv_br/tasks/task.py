@@ -17,8 +17,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, cast
+
+from msgspec import Struct
 
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.errors import TaskFailed, TikvBrError
@@ -52,8 +53,7 @@ R = TypeVar("R")
 REPORT_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class TaskMessage:
+class TaskMessage(Struct, frozen=True):
     """Message of a task: progress of the attempt, and with an outcome the pickled result or error."""
 
     kind: Literal["progress", "result", "error"]

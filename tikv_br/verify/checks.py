@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
 
 from tikv_br.backupset import backupmeta, layout, manifest
 from tikv_br.backupset.backup_set import BackupSet
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
     from tikv_br.verify.row_sums import RowSums
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFindings:
+class TaskFindings(Struct, frozen=True):
     """Result of a task."""
 
     findings: tuple[Finding, ...]
@@ -57,8 +57,7 @@ class TaskFindings:
     """Rows without a finding that were read, or counted by the cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileJob:
+class FileJob(Struct, frozen=True):
     """Parameters that all tasks that read files share. Picklable."""
 
     store: ObjectStore
@@ -181,8 +180,7 @@ def _sum_parquet(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
     return sum_records(ParquetReader(data, file.total_bytes).records(), file, codec)
 
 
-@dataclass(frozen=True, slots=True)
-class CompareJob:
+class CompareJob(Struct, frozen=True):
     """Parameters that all tasks of a comparison share. Picklable."""
 
     cluster: ClusterConfig

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from msgspec import Struct
+
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
@@ -21,8 +23,7 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _PART = re.compile(r"(\d+)/(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Subset:
+class Subset(Struct, frozen=True):
     """A share of the files: ``10%`` (at least one file), or ``3/10``, the third of ten parts that together are all files."""
 
     share: Fraction = Fraction(1)
@@ -71,8 +72,7 @@ class Level(enum.StrEnum):
     """A cluster has the same rows as the backup."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One problem."""
 
     object: str

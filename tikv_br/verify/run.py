@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of, keyspace_codec
@@ -283,8 +285,7 @@ def compare(context: VerifyContext) -> None:
     context.ranges = len(tasks)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifySummary:
+class VerifySummary(Struct, frozen=True):
     """Result of a verification without findings."""
 
     level: str

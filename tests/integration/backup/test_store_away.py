@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.data import hard_rows, load

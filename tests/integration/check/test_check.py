@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.cloud_servers import ACCOUNT, CONTAINER, azurite_server
 from tests.integration.s3_servers import S3Server, moto_server
@@ -108,7 +109,7 @@ def test_a_dead_store(live: LiveCluster) -> None:
     """It is named, its silence is no disagreement on the API version, and the other probes are well."""
     live.kill_store(live.store_ids[1])
     try:
-        results = look(replace(live.config, request_timeout=20.0, retry_budget=1.0))
+        results = look(structs.replace(live.config, request_timeout=20.0, retry_budget=1.0))
         found = bad(results)
     finally:
         live.heal()

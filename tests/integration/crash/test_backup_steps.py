@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import load
 from tests.integration.crash.cells import (
@@ -150,7 +151,7 @@ def end_and_repeat(
 ) -> None:
     """Run an operation whose PD is gone from a step on, and run it again with PD."""
     place.mkdir()
-    operation = operation_with(replace(live.config, retry_budget=PD_BUDGET))
+    operation = operation_with(structs.replace(live.config, retry_budget=PD_BUDGET))
     end_without_pd(operation, cell, live)
     whole = (place / layout.META).exists()
     if not whole:

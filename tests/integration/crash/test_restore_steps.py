@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.crash.cells import (
     CODES,
@@ -83,7 +84,7 @@ def test_an_ingest_whose_pd_is_gone_for_good(cell: Cell, made: Path, target: Liv
     place = tmp_path / "backup"
     shutil.copytree(made, place)
     untouched = set(files(place))
-    config = replace(target.config, retry_budget=PD_BUDGET)
+    config = structs.replace(target.config, retry_budget=PD_BUDGET)
     operation = partial(run_restore, replace(INGEST, cluster=config, storage=StorageLocation("local", str(place))))
     end_without_pd(operation, cell, target)
     assert not any("limits" in each or "imports" in each for each in disturbed(target))

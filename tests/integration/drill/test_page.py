@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.browser import Page
 from tests.unit.drill.samples import failed, passed
@@ -148,7 +149,7 @@ def test_hostile_texts_are_inert(page: Page, tmp_path: Path) -> None:
         target=evil,
         trouble=trouble,
         phases=(replace(report.phases[0], name=evil),),
-        keyspace_map=(replace(report.keyspace_map[0], start=evil, end=evil),),
+        keyspace_map=(structs.replace(report.keyspace_map[0], start=evil, end=evil),),
         compared=(Compared(evil, evil, 1, 1),),
         notices=(evil,),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.integration.incremental.conftest import Clusters
 from tests.support.background import Background
@@ -230,7 +231,7 @@ def test_a_stop_does_not_wait_for_the_pass(pair: Pair) -> None:
 def test_patience_ends(pair: Pair) -> None:
     """A target that stays away ends the passes."""
     pair[1].fail("RawChecksum", {"region_error": {"region_not_found": {"region_id": 1}}}, count=-1)
-    source, target = (ClusterChoice(replace(live.config, retry_budget=0.5)) for live in pair)
+    source, target = (ClusterChoice(structs.replace(live.config, retry_budget=0.5)) for live in pair)
     with pytest.raises(RetryBudgetExhausted):
         DiffMode(DiffModeOptions(DiffOptions(source, target, executor="driver"), patience=0.0)).run(lambda _: None)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.integration.incremental.conftest import Clusters
@@ -163,7 +164,7 @@ def test_an_ingest_is_announced_before_its_first_file_and_after_its_last(
         assert (each.lowest_ts or 0) > each.announced_ts > before
         assert not each.finished_ts
     [ended] = announced()
-    assert ended == replace(seen[-1][0], finished_ts=ended.finished_ts)
+    assert ended == structs.replace(seen[-1][0], finished_ts=ended.finished_ts)
     assert ended.finished_ts > (ended.lowest_ts or 0)
     undo(source, place, Restamp.NEVER)
     assert [each.lowest_ts for each in announced() if each != ended] == [0]

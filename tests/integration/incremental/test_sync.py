@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from msgspec import structs
 
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.integration.incremental.conftest import Clusters
@@ -212,7 +213,7 @@ def test_the_way_back_is_refused_while_a_sync_runs(
         wait_for_checkpoint(process, 0)
         stop(process)
     monkeypatch.setattr(handover, "RENEWAL_SEEN_SECONDS", 2.0)
-    owner = replace(LeaseOwner.this_process(), machine="elsewhere")
+    owner = structs.replace(LeaseOwner.this_process(), machine="elsewhere")
     ours = Follower("s", owner, b.cluster.cluster_id, (0, 0), (EVERY_KEY,))
     killed = replace(ours, target=a.cluster.cluster_id)
     service = service_id("killed")
@@ -257,7 +258,7 @@ def test_now_is_when_the_command_starts(
     monkeypatch.setattr(handover, "RENEWAL_SEEN_SECONDS", 3.0)
     is_back = waits_for == "the way back"
     of, target = (b, a) if is_back else (a, b)
-    owner = replace(LeaseOwner.this_process(), machine="elsewhere")
+    owner = structs.replace(LeaseOwner.this_process(), machine="elsewhere")
     killed = Follower("s", owner, target.cluster.cluster_id, (0, 0), (EVERY_KEY,))
     service = service_id("killed" if is_back else "now")
     of.cluster.pd.update_service_safe_point(service, 600, of.cluster.pd.tso())
@@ -554,7 +555,7 @@ def test_a_killed_sync_does_not_keep_its_name(
     asked = namesake(source, "killed", tmp_path / "a")
     sync(asked, stopped, lambda _: None)
     us = LeaseOwner.this_process()
-    here, elsewhere = replace(us, started=us.started - 1), replace(us, machine="elsewhere")
+    here, elsewhere = structs.replace(us, started=us.started - 1), structs.replace(us, machine="elsewhere")
     waited = []
     for owner, state in ((here, "a"), (here, "b"), (elsewhere, "a"), (elsewhere, "b")):
         killed = Follower(handover.state_name(asked.state), owner)

@@ -127,7 +127,9 @@ def test_a_running_sync_is_seen_from_outside(clusters: Clusters, tmp_path: Path)
         assert metrics["tikv_br_sync_feed_stores"] >= 1
         assert metrics["tikv_br_sync_healthy"] == 1
         assert abs(time.time() - metrics["tikv_br_sync_checkpoint_timestamp_seconds"]) < PATIENCE
-        eventually(lambda: sync.get("healthz") == "ok\n", PATIENCE)  # a region that has just been split is scanned again
+        eventually(
+            lambda: sync.get("healthz") == "ok\n", PATIENCE
+        )  # a region that has just been split is scanned again
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(sync.url + "status", timeout=60)
         lines = sync.stop()
@@ -258,7 +260,9 @@ def test_passes_are_seen_from_outside_too(clusters: Clusters) -> None:
     clusters_given = ["--pd", source.pd, "--sink", f"tikv://{target.pd}"]
     with serving(*clusters_given, "--mode", "diff", "--interval", "1s") as sync:
         sync.wait_for_rows()
-        eventually(lambda: sync.get("healthz") == "ok\n", PATIENCE)  # a region that has just been split is scanned again
+        eventually(
+            lambda: sync.get("healthz") == "ok\n", PATIENCE
+        )  # a region that has just been split is scanned again
         assert sync.metrics()["tikv_br_sync_feed_regions"] >= 6
         assert 0 < sync.metrics()["tikv_br_sync_checkpoint_lag_seconds"] < PATIENCE
         lines = sync.stop()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import msgspec.structs
 import pytest
 
 from tests.support.certificates import Authority
@@ -77,7 +78,7 @@ def test_stores_die_freeze_and_return(tmp_path: Path) -> None:
     with live_cluster(tmp_path, ApiVersion.V1, stores=1) as live:
         live.raw().batch_put(ROWS)
         store = live.store_ids[0]
-        hurried = dataclasses.replace(live.config, retry_budget=0.5, request_timeout=1.0)
+        hurried = msgspec.structs.replace(live.config, retry_budget=0.5, request_timeout=1.0)
         with Cluster.connect(hurried) as impatient:
             live.kill_store(store)
             with pytest.raises(ClusterError):

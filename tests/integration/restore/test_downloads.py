@@ -6,10 +6,10 @@ import random
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.integration.backup.data import load
 from tests.integration.restore.conftest import FILES, ROWS, rows_of

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.incremental.workload import FEED_FAULTS, KEYS, Commotion, Writer, key_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.integration.backup.data import load, when
 from tests.integration.backup.moving import healed_late

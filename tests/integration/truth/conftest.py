@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
 import json
@@ -16,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import msgspec.structs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -170,7 +171,7 @@ def made(folder: Path, *, retry_budget: float = 0.5, **settings: object) -> Iter
             ClusterFlags,
             "config",
             # Who refuses is believed at once; who is there may be slow.
-            lambda flags: dataclasses.replace(config(flags), retry_budget=retry_budget, connect_timeout=60.0),
+            lambda flags: msgspec.structs.replace(config(flags), retry_budget=retry_budget, connect_timeout=60.0),
         )
         world = World(folder, source, target, other, server.address)
         _fill(world)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
 import signal
@@ -11,6 +10,8 @@ import socket
 import time
 from contextlib import AbstractContextManager
 
+import msgspec
+import msgspec.structs
 import pytest
 
 from tests.integration.truth.calls import CALLS, NEEDS_STORES
@@ -70,7 +71,7 @@ def test_nobody_listens(world: World, command: CommandPath, monkeypatch: pytest.
     """The reader of the output has gone before the first word: 141, and no word on stderr."""
     config = ClusterFlags.config
     monkeypatch.setattr(  # all is well: a cluster that is only slow is waited for
-        ClusterFlags, "config", lambda flags: dataclasses.replace(config(flags), retry_budget=60.0)
+        ClusterFlags, "config", lambda flags: msgspec.structs.replace(config(flags), retry_budget=60.0)
     )
     before = world.picture()
     reader, writer = os.pipe()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 
+import msgspec
+import msgspec.structs
 import pytest
 
 from tests.integration.truth.calls import CALLS, NEEDS_STORES
@@ -63,7 +64,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def shorten(**limits: float) -> None:
         def config(flags: ClusterFlags) -> ClusterConfig:
-            return dataclasses.replace(made(flags), **limits)  # type: ignore[arg-type]
+            return msgspec.structs.replace(made(flags), **limits)
 
         monkeypatch.setattr(ClusterFlags, "config", config)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tikv_br.backup.dated import RESUMED_FOR, LastRun, Subject, dated_location
 from tikv_br.backupset import layout

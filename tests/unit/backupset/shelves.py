@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all
 from tikv_br.backupset import manifest
@@ -36,7 +38,7 @@ def shelve(index: Index, path: str, day: int = 0, **changes: object) -> IndexEnt
     """A complete backup at ``path``, in the index, that was finished on that day."""
     location = index.root.location.child(path)
     made = make_backup(location, **changes)
-    made = replace(made, statistics=replace(made.statistics, finished_ms=FIRST_MS + day * DAY_MS))
+    made = replace(made, statistics=structs.replace(made.statistics, finished_ms=FIRST_MS + day * DAY_MS))
     manifest.write(open_store(location), made)
     entry = entry_of(path, made)
     index.add(entry)

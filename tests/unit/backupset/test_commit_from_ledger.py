@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all, do_task
@@ -157,7 +158,7 @@ def test_backupmeta_made_by_blocks_is_the_same(count: int) -> None:
     encoder = MetaEncoder(content)
     for at in range(0, count, 100):
         encoder.add(files(count)[at : at + 100])
-    assert encoder.finish() == encode(replace(content, files=tuple(files(count))))
+    assert encoder.finish() == encode(structs.replace(content, files=tuple(files(count))))
 
 
 def test_a_manifest_written_in_pieces_is_read_back(store: ObjectStore) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from pyspark.sql.types import StructType
 
 from tests.support.ledgers import begin_backup, read_entries
@@ -151,7 +152,7 @@ def test_a_forged_envelope_is_damage(fields: bytes) -> None:
 def test_a_go_backup_has_no_check_value_and_is_still_told(tmp_path: Path, wrong: Crypter) -> None:
     """Its `backupmeta` alone is there: with the key it reads, with another it is not called damaged."""
     store = make(tmp_path)
-    content = replace(backupmeta.decode(store.get(layout.META), crypter(METHOD)), tool="br v1")
+    content = structs.replace(backupmeta.decode(store.get(layout.META), crypter(METHOD)), tool="br v1")
     store.put(layout.META, backupmeta.encode(content, crypter(METHOD)))
     store.delete(layout.MANIFEST)
     unproven = store_at(tmp_path, replace(RIGHT_KEY, unproven=True))
@@ -230,7 +231,7 @@ def test_each_backup_is_read_with_its_key(tmp_path: Path, by_go: bool) -> None:
     for method in ("aes128-ctr", METHOD):
         store = make(tmp_path / method, crypter(method))
         if by_go:
-            content = replace(backupmeta.decode(store.get(layout.META), crypter(method)), tool="br v1")
+            content = structs.replace(backupmeta.decode(store.get(layout.META), crypter(method)), tool="br v1")
             store.put(layout.META, backupmeta.encode(content, crypter(method)))
             store.delete(layout.MANIFEST)
         found = BackupSet.open(store_at(tmp_path / method, rotated))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import index_at, index_entry, make_backup, names, shelve
@@ -343,7 +344,7 @@ def test_times_of_other_records_are_bounded() -> None:
     assert records.load(Lease, records.dump(lease), "x") == lease
     for value in (2**63, 10**15, -1):
         with pytest.raises(BackupDamaged, match="expires_ms"):
-            records.load(Lease, records.dump(replace(lease, expires_ms=value)), "x")
+            records.load(Lease, records.dump(structs.replace(lease, expires_ms=value)), "x")
 
 
 def test_any_number_is_shown_as_a_time_without_an_error() -> None:

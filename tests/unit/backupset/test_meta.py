@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tikv_br.backupset import backupmeta
 from tikv_br.backupset.backupmeta import MetaContent
@@ -56,7 +57,7 @@ def test_round_trip_of_transactional_data(content: MetaContent) -> None:
 
     families: tuple[ColumnFamily, ...] = ("default", "write")
     files = tuple(of_txn(file, cf) for file in content.files for cf in families)
-    txn = replace(content, ranges=(), files=files, key_mode=KeyMode.TXN)
+    txn = structs.replace(content, ranges=(), files=files, key_mode=KeyMode.TXN)
     message = brpb_pb2.BackupMeta.FromString(backupmeta.encode(txn))
     assert (message.is_raw_kv, message.is_txn_kv, len(message.raw_ranges)) == (False, True, 0)
     assert [file.cf for file in message.files] == [*families] * len(content.files)
@@ -83,7 +84,7 @@ SOUND = MetaContent(
 
 def test_demands_of_the_go_tool() -> None:
     """The fields that make the Go tool refuse, lose rows or crash when they are absent are there."""
-    message = brpb_pb2.BackupMeta.FromString(backupmeta.encode(replace(SOUND, backup_ts=99)))
+    message = brpb_pb2.BackupMeta.FromString(backupmeta.encode(structs.replace(SOUND, backup_ts=99)))
     assert message.is_raw_kv
     assert message.api_version == 2
     assert message.version == 0
@@ -174,7 +175,7 @@ def test_cut_meta(place: int) -> None:
         rest = backupmeta.decode(backupmeta.encode(SOUND)[:place])
     except (BackupDamaged, BackupUnsupported):
         return
-    assert replace(rest, api_version=SOUND.api_version, ranges=SOUND.ranges) == SOUND
+    assert structs.replace(rest, api_version=SOUND.api_version, ranges=SOUND.ranges) == SOUND
 
 
 @given(st.binary(max_size=200))
@@ -187,7 +188,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 def test_encrypted_meta_is_told_from_a_damaged_one() -> None:
     """Ciphertext asks for a key; a meta with a flipped or missing byte is damage."""
     files = tuple(replace(SOUND.files[0], name=f"sst/{number}_default.sst") for number in range(50))
-    plain = backupmeta.encode(replace(SOUND, files=files))
+    plain = backupmeta.encode(structs.replace(SOUND, files=files))
     stream = bytes(a ^ b for a, b in zip(plain, os.urandom(len(plain)), strict=True))
     with pytest.raises(CrypterMismatch, match="encrypted"):
         backupmeta.decode(b"\xff" + os.urandom(15) + stream)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tikv_br.check.cluster_probes import judge_clock, judge_gc, judge_space, judge_stores, judge_version
 from tikv_br.check.probe import Status

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.tools import PREVIOUS
 from tests.unit.drill.samples import NoHost

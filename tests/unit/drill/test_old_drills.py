@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.unit.backupset.shelves import index_at, shelve
 from tests.unit.drill.samples import DAY_MS, passed
@@ -42,7 +43,7 @@ def save(home: ObjectStore, report: DrillReport) -> None:
 def naming(report: DrillReport, entry: IndexEntry) -> DrillReport:
     """A report whose drill claims to have made a backup."""
     assert report.backup is not None
-    return replace(report, backup=replace(report.backup, id=entry.id, made_by_drill=True))
+    return replace(report, backup=structs.replace(report.backup, id=entry.id, made_by_drill=True))
 
 
 def made_by(index: Index, drill: str) -> IndexEntry:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.samples import describe, do_all
@@ -198,7 +199,7 @@ def rewrite(folder: Path, known: manifest.Manifest) -> None:
     """Make the records agree on another content, seals and all, as a faulty writer would."""
     content = brpb_pb2.BackupMeta.FromString((folder / layout.META).read_bytes())
     decoded = backupmeta.decode(content.SerializeToString())
-    data = backupmeta.encode(replace(decoded, files=tuple(known.files)))
+    data = backupmeta.encode(structs.replace(decoded, files=tuple(known.files)))
     sealed = manifest.dump(replace(known, backupmeta_sha256=hashlib.sha256(data).digest()))
     (folder / layout.META).write_bytes(data)
     (folder / layout.MANIFEST).write_bytes(sealed)
@@ -219,7 +220,7 @@ def test_files_that_overlap_are_found(backup: Path) -> None:
 def test_statistics_that_do_not_add_up_are_found(backup: Path, field: str) -> None:
     """The manifest's sums are those of its files."""
     known = manifest.load((backup / layout.MANIFEST).read_bytes())
-    wrong = replace(known.statistics, **{field: getattr(known.statistics, field) + 1})
+    wrong = structs.replace(known.statistics, **{field: getattr(known.statistics, field) + 1})
     rewrite(backup, replace(known, statistics=wrong))
     [finding] = findings(backup, Level.META)
     assert finding.object == layout.MANIFEST

@@ -9,9 +9,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
+
+from msgspec.structs import replace
 
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.formats.errors import DamagedBytes

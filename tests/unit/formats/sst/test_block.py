@@ -83,7 +83,7 @@ def test_outside_of_the_file(handle: BlockHandle) -> None:
 def test_sources_that_return_less() -> None:
     """A source that breaks its promise is noticed."""
 
-    class Short(MemorySource):
+    class Short(MemorySource, frozen=True):
         def read_at(self, offset: int, length: int) -> memoryview:
             return super().read_at(offset, length - 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -51,10 +52,10 @@ def test_tables_of_rocksdb(tmp_path: Path, format_version: int, *, two_level: bo
         assert first_row_from(table, key) == expected(rows, key)
 
 
-class Counting(MemorySource):
+class Counting(MemorySource, frozen=True):
     """Counts the bytes that are read."""
 
-    read = 0
+    read: ClassVar[int] = 0
 
     def read_at(self, offset: int, length: int) -> memoryview:
         """Count and read."""

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+import msgspec.structs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +70,7 @@ def test_values_come_back(value: object) -> None:
     kept = KeyValue("key", dump(value), 1, 1)
     assert load(type(value), kept) == value
     with pytest.raises(SyncStateDamaged, match="key"):
-        load(type(value), dataclasses.replace(kept, value=kept.value.replace(b'"content"', b'"kontent"')))
+        load(type(value), msgspec.structs.replace(kept, value=kept.value.replace(b'"content"', b'"kontent"')))
 
 
 def test_a_group_from_its_keys() -> None:
@@ -243,7 +245,9 @@ def test_keys_that_no_task_has(number: str) -> None:
     """A second key of a task, and one that is no number, stop its changefeed and no others."""
     task = ChangefeedTask("feed", 1, FEED.range.start, FEED.range.end)
     found = state(
-        changefeed__feed=FEED, changefeed__good=dataclasses.replace(FEED, id="good"), **{f"task__feed__{number}": task}
+        changefeed__feed=FEED,
+        changefeed__good=dataclasses.replace(FEED, id="good"),
+        **{f"task__feed__{number}": task},
     )
     assert (set(found.damaged), set(found.changefeeds)) == ({"feed"}, {"good"})
 

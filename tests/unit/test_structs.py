@@ -1,0 +1,50 @@
+"""The plugin of mypy finds functions of `dataclasses` that are called with a struct."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.tools import ROOT
+
+CODE = """
+from dataclasses import asdict, dataclass, fields, replace
+from msgspec import Struct, structs
+
+class A(Struct):
+    x: int = 0
+
+class B(A):
+    pass
+
+@dataclass
+class C:
+    x: int = 0
+    a: A | None = None
+
+replace(A(), x=1)
+asdict(B())
+fields(A)
+replace(C(), a=replace(B()))
+replace(C(), x=1)
+fields(C)
+structs.replace(B(), x=1)
+"""
+
+
+def test_functions_of_dataclasses_with_a_struct(tmp_path: Path) -> None:
+    """Each call is named, also within another one; those of dataclasses and of structs' own functions are not."""
+    place = tmp_path / "code.py"
+    place.write_text(CODE)
+    config = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *config, str(place)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    found = [line for line in done.stdout.splitlines() if "is a struct" in line]
+    wanted = [
+        CODE.splitlines().index(line) + 1
+        for line in CODE.splitlines()
+        if line.startswith(("replace(A", "asdict", "fields(A", "replace(C(), a"))
+    ]
+    assert [int(line.split(":")[1]) for line in found] == wanted, done.stdout
