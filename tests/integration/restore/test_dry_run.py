@@ -19,9 +19,9 @@ def planned(live: LiveCluster, location: StorageLocation, **changes: object) -> 
     """Plan of a dry run, which must change nothing."""
     plans: list[RestorePlan] = []
     options = RestoreOptions(live.config, location, region_bytes=REGION_BYTES, dry_run=True, **changes)  # type: ignore[arg-type]
-    regions, rows = live.regions(), rows_of(live)
+    regions, rows = starts(live), rows_of(live)  # PD moves replicas whenever it likes
     assert restore(options, on_plan=plans.append).dry_run
-    assert (live.regions(), rows_of(live)) == (regions, rows)
+    assert (starts(live), rows_of(live)) == (regions, rows)
     (plan,) = plans
     return plan
 
