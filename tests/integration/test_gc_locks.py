@@ -36,9 +36,7 @@ def txns(shared: LiveCluster) -> Iterator[Txns]:
     """Transactions without rows and locks before, in keyspace 1."""
     made = Txns(shared, prefix_of(shared, "ks1"))
     yield made
-    for name in NAMES:
-        request = kv.DeleteRangeRequest(start_key=made.key(name), end_key=made.key(name) + b"\0")
-        made.call("KvDeleteRange", made.key(name), request)
+    made.clear()
 
 
 @pytest.mark.core("gc")

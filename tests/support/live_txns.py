@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.live_cluster import LiveCluster
@@ -25,6 +25,7 @@ class Txns:
 
     live: LiveCluster
     prefix: bytes
+    _pessimistic: list[tuple[bytes, int]] = field(default_factory=list)
 
     def key(self, name: bytes) -> bytes:
         """The key of a name."""
@@ -86,6 +87,7 @@ class Txns:
         )
         answer = self.call("KvPessimisticLock", self.key(name), request)
         assert not answer.errors, answer
+        self._pessimistic.append((name, start_ts))
         return start_ts
 
     def commit(self, start_ts: int, *names: bytes) -> int:
@@ -109,6 +111,15 @@ class Txns:
         answer = self.get(name)
         assert not answer.HasField("error"), answer
         return 0 if answer.not_found else int(answer.value.removeprefix(b"of "))
+
+    def clear(self) -> None:
+        """Remove all rows and locks. Stores keep pessimistic locks in memory, where the deletion of a range leaves them."""
+        for name, ts in self._pessimistic:
+            back = kv.PessimisticRollbackRequest(start_version=ts, for_update_ts=ts, keys=[self.key(name)])
+            self.call("KVPessimisticRollback", self.key(name), back)
+        for name in NAMES:
+            request = kv.DeleteRangeRequest(start_key=self.key(name), end_key=self.key(name) + b"\0")
+            self.call("KvDeleteRange", self.key(name), request)
 
     def resolve(self, patience: float = 0.0, **fields: Any) -> LockReport:  # noqa: ANN401
         """Resolve all locks up to now."""
