@@ -182,8 +182,18 @@ def state_name(state: EtcdConfig | StorageLocation) -> str:
     return state.redacted() + (f" on {socket.gethostname()}" if state.scheme == "local" else "")
 
 
+def unsaid(why: str) -> None:
+    """No one wants to know what a sync waits for."""
+
+
 def check_runs_alone(
-    cluster: Cluster, changefeed_id: str, state: str, stop: threading.Event, *, take_over: bool = False
+    cluster: Cluster,
+    changefeed_id: str,
+    state: str,
+    stop: threading.Event,
+    wait: Callable[[str], object] = unsaid,
+    *,
+    take_over: bool = False,
 ) -> bool:
     """Raise `SyncRunning` if a sync with this name runs: two would share one safe point, and one checkpoint or none.
 
@@ -204,15 +214,9 @@ def check_runs_alone(
     )
     if other.owner is not None and other.owner.is_alive and other.owner != LeaseOwner.this_process():
         raise running
-    log.warning(
-        "another sync with --id %s has its state at %s%s: waiting up to %.0f s to see whether it runs",
-        changefeed_id,
-        other.state,
-        process,
-        RENEWAL_SEEN_SECONDS,
-    )
+    found = f"another sync with --id {changefeed_id} has its state at {other.state}{process}"
     try:
-        if is_renewed(cluster, name, first, lambda: _stop(stop)):
+        if _runs(cluster, name, first, lambda: _stop(stop), found, wait):
             raise running
     except TaskCancelled:
         return False
@@ -224,17 +228,29 @@ def _stop(stop: threading.Event) -> None:
         raise TaskCancelled
 
 
-def is_renewed(cluster: Cluster, service: str, first: int, check: Callable[[], object]) -> bool:
-    """Return whether a safe point that expired at `first` is renewed within `RENEWAL_SEEN_SECONDS`. `check` is called each second."""
+def _runs(
+    cluster: Cluster, service: str, first: int, check: Callable[[], object], found: str, wait: Callable[[str], object]
+) -> bool:
+    """Whether its safe point, which expired at `first`, is renewed within `RENEWAL_SEEN_SECONDS`. `check` is called each second."""
+    why = f"{found}: waiting up to {RENEWAL_SEEN_SECONDS:.0f} s to see whether it runs"
+    log.warning("%s", why)
+    wait(why)
     for _second in range(round(RENEWAL_SEEN_SECONDS)):
         check()
         time.sleep(1)
         if expiry(cluster, service) not in {0, first}:
             return True
+    wait("")
     return False
 
 
-def check_no_return(target: Cluster, source_id: int, ours: Follower, check: Callable[[], object]) -> None:
+def check_no_return(
+    target: Cluster,
+    source_id: int,
+    ours: Follower,
+    check: Callable[[], object],
+    wait: Callable[[str], object] = unsaid,
+) -> None:
     """Raise `SyncRunning` if a sync or changefeed copies the same rows back: each change would go round in a circle.
 
     Of one that may have been killed on another machine, this waits to see whether it runs; `check` may end that by an error.
@@ -247,12 +263,8 @@ def check_no_return(target: Cluster, source_id: int, ours: Follower, check: Call
             continue
         name = service.removeprefix(service_id(""))
         if other.owner is None or not other.owner.is_alive:
-            log.warning(
-                "the sync or changefeed %s of the target copies the same rows back, or was killed: waiting up to %.0f s to see whether it runs",
-                name,
-                RENEWAL_SEEN_SECONDS,
-            )
-            if not is_renewed(target, service, first, check):
+            found = f"the sync or changefeed {name} of the target copies the same rows back, or was killed"
+            if not _runs(target, service, first, check, found, wait):
                 continue
         raise SyncRunning(
             f"the sync or changefeed {name} copies the same rows from the target back to this source, so that both would copy each change in a circle",

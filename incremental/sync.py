@@ -53,6 +53,7 @@ from tikv_br.incremental.handover import (
     service_id,
     source_codec,
     state_name,
+    unsaid,
     warn_of_scan_window,
 )
 from tikv_br.incremental.pipeline import PipelineOptions, Replicator, pipeline
@@ -102,11 +103,12 @@ def sync(
     options: SyncOptions,
     stop: threading.Event,
     watch: Callable[[Replicator], None],
-    wait: Callable[[str], object] = lambda _why: None,
+    wait: Callable[[str], object] = unsaid,
 ) -> SyncStatus | None:
     """Replicate until `stop` is set. Calls `watch` with the replicator before it runs. Returns None if stopped before that.
 
-    Waits for a sink that does not answer, for the patience of `options.replicate`; `wait` is called with each error.
+    Waits for a sink that does not answer, for the patience of `options.replicate`, and to see whether another sync runs; `wait` is
+    called with what it waits for.
 
     Raises `UsageError`, `SyncStateMismatch`, `SyncFenced`, `SafePointError`, other `ClusterError`, `StorageError`, `EtcdError`,
     `BackupSetError` for the backup to start from, `ConversionUnsupported` for a row that the sink cannot store, and the errors
@@ -141,9 +143,9 @@ def sync(
         is_new = _load(options, cluster.cluster_id) is None
         if is_new and options.start is not None:
             options = replace(options, start=at_once(options.start, cluster))
-        sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
+        sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop), wait=wait)
         origin = replace(origin, resumes=not is_new)
-        sink = wait_for_sink(stack, options.target, origin, sink_options, options.replicate, stop, wait)
+        sink = wait_for_sink(stack, options.target, origin, sink_options, options.replicate, stop)
         if sink is None:
             return None
         subject = f"cluster {cluster.cluster_id} {', '.join(map(str, spans))} to {sink.place}"
@@ -151,7 +153,7 @@ def sync(
         options = _continued(options, cluster.cluster_id, subject)
         checkpoints = stack.enter_context(_checkpoints(options, cluster.cluster_id))
         state = state_name(options.state)
-        if not check_runs_alone(cluster, options.changefeed_id, state, stop, take_over=options.take_over):
+        if not check_runs_alone(cluster, options.changefeed_id, state, stop, wait, take_over=options.take_over):
             return None
         start_ts = _start_ts(options, cluster, spans, checkpoints, (subject, keyspace))
         if isinstance(sink, TikvSink) and checkpoints.load() is None:

@@ -49,7 +49,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
-from tikv_br.incremental.handover import check_no_return, check_none_returned
+from tikv_br.incremental.handover import check_no_return, check_none_returned, unsaid
 from tikv_br.incremental.kafka.topic import TopicAdmin
 from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.sinks.base import Sink, unfenced
@@ -287,6 +287,8 @@ class SinkOptions:
     """Timeout of one request, in seconds."""
     fence: Callable[[], object] = unfenced
     """Called right before each write request; raises if this process must not write any more."""
+    wait: Callable[[str], object] = unsaid
+    """Called with what the sync waits for before it can begin."""
     complete_ts: Callable[[int], int] = everything
     """Given the ts up to which this sink has everything, returns the one up to which the changefeed's other sinks have too; 0 if
     this sink does not announce it."""
@@ -299,11 +301,8 @@ def wait_for_sink(
     options: SinkOptions,
     retries: ReplicateOptions,
     stop: threading.Event | None = None,
-    report: Callable[[str], object] = lambda _why: None,
 ) -> Sink | None:
     """Open a sink until the end of a stack, with retries until it answers; None if `stop` is set before that.
-
-    `report` is called with the error of each attempt.
 
     Raises as `open_sink`; `ClusterUnreachable` and `RetryBudgetExhausted` only after the patience is exceeded.
     """
@@ -315,7 +314,7 @@ def wait_for_sink(
         except (ClusterUnreachable, RetryBudgetExhausted, KafkaUnreachable) as error:
             failures.fail(error, began)
             log.warning("cannot start yet, retrying: %s", error.message)
-            report(error.message)
+            options.wait(f"the sink has not answered for {failures.failing_seconds:.0f} s: {error.message}")
         tries += 1
         if stop.wait(Backoff("sink", 0.1, retries.longest_wait).delay(tries, 0.0)):
             return None
@@ -442,6 +441,6 @@ def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: Si
         raise UsageError(f"--sink: {error}") from None
     opened = TikvSink(raw, drop_ttls=options.drop_ttls, concurrency=options.concurrency, batch_rows=options.batch_rows)
     ours = origin.follower("", opened)
-    check_no_return(cluster, origin.cluster_id, ours, options.fence)
+    check_no_return(cluster, origin.cluster_id, ours, options.fence, options.wait)
     check_none_returned(cluster, origin.cluster_id, origin.changefeed_id, ours, resumes=origin.resumes)
     return opened

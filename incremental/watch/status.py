@@ -108,12 +108,11 @@ class FeedTracker:
         """`source`, `sink`: see `NamedStatus`."""
         self._plain = NamedStatus(name, None, source=source, sink=sink)
         self._replicator: Replicator | None = None
-        self._failures = Patience()
-        self._error = ""
+        self._waiting = ""
 
-    def wait(self, error: str) -> None:
-        self._failures.begin()
-        self._error = error
+    def wait(self, why: str) -> None:
+        """Note what the sync waits for before it can begin; empty: it goes on."""
+        self._waiting = why
 
     def begin(self, replicator: Replicator) -> None:
         self._plain = replace(self._plain, name=replicator.changefeed_id)
@@ -126,10 +125,7 @@ class FeedTracker:
     def __call__(self) -> Sequence[NamedStatus]:
         if self._replicator is not None:
             return [replace(self._plain, status=self._replicator.status())]
-        waiting = ""
-        if self._error:
-            waiting = f"the sink has not answered for {self._failures.failing_seconds:.0f} s: {self._error}"
-        return [replace(self._plain, waiting=waiting)]
+        return [replace(self._plain, waiting=self._waiting)]
 
 
 class PassTracker:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -556,15 +556,16 @@ def test_a_killed_sync_does_not_keep_its_name(
     sync(asked, stopped, lambda _: None)
     us = LeaseOwner.this_process()
     here, elsewhere = structs.replace(us, started=us.started - 1), structs.replace(us, machine="elsewhere")
-    waited = []
+    waited, said = [], [""]
     for owner, state in ((here, "a"), (here, "b"), (elsewhere, "a"), (elsewhere, "b")):
         killed = Follower(handover.state_name(asked.state), owner)
         source.cluster.ingests.register_follower(service_id("killed"), killed)
         caplog.clear()
-        with running(namesake(source, "killed", tmp_path / state)):
-            pass
-        waited.append(len([each for each in caplog.messages if "to see whether it runs" in each]))
-    assert waited == [0, 0, 1, 1]
+        with running(namesake(source, "killed", tmp_path / state), said.append):
+            assert said[-1] == ""
+        waited.append([each for each in caplog.messages if "to see whether it runs" in each])
+    assert list(map(len, waited)) == [0, 0, 1, 1]
+    assert said == ["", *waited[2], "", *waited[3], ""]
     source.cluster.pd.update_service_safe_point(service_id("killed"), 0, 0)
 
 
@@ -581,10 +582,10 @@ def namesake(source: LiveCluster, name: str, state: Path) -> SyncOptions:
 
 
 @contextlib.contextmanager
-def running(asked: SyncOptions) -> Iterator[threading.Thread]:
+def running(asked: SyncOptions, wait: Callable[[str], object] = handover.unsaid) -> Iterator[threading.Thread]:
     """A sync in a thread, which has begun; it is stopped at the end."""
     begun, stop = threading.Event(), threading.Event()
-    thread = threading.Thread(target=sync, args=(asked, stop, lambda _: begun.set()))
+    thread = threading.Thread(target=sync, args=(asked, stop, lambda _: begun.set(), wait))
     thread.start()
     try:
         assert begun.wait(PATIENCE)
