@@ -8,10 +8,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace
 
 import tikv_br
 from bench.dataset import KINDS
@@ -44,7 +43,8 @@ NOT_QUICK = {"scan_far", "commands", "spark_tasks", "sync_growth", "point_in_tim
 def main() -> int:
     """Run, print and write."""
     arguments = _parser().parse_args()
-    scale: Scale = replace(arguments.scale, data=arguments.data)
+    wanted: Scale = arguments.scale
+    scale = replace(wanted, data=arguments.data)
     load, started = Load(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     found: list[Figure] = []
     seconds: dict[str, float] = {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mypy.plugin import FunctionContext, Plugin
-from mypy.types import CallableType, Instance, Type, get_proper_type
+from mypy.types import CallableType, Instance, Type, TypeType, TypeVarType, UnionType, get_proper_type
 
 FUNCTIONS = {f"dataclasses.{name}" for name in ("asdict", "astuple", "fields", "replace")}
 STRUCT = "msgspec.Struct"
@@ -20,13 +20,22 @@ class Structs(Plugin):
 
 
 def _check(context: FunctionContext) -> Type:
-    for given in context.arg_types[0]:
-        kind = get_proper_type(given)
-        if isinstance(kind, CallableType):  # a class, as of `fields`
-            kind = get_proper_type(kind.ret_type)
-        if isinstance(kind, Instance) and kind.type.has_base(STRUCT):
-            context.api.fail(f"{kind.type.name} is a struct: use msgspec.structs", context.context)
+    for name in {name for given in context.arg_types[0] for name in _structs(given)}:
+        context.api.fail(f"{name} is a struct: use msgspec.structs", context.context)
     return context.default_return_type
+
+
+def _structs(given: Type) -> Iterator[str]:
+    match get_proper_type(given):
+        case Instance(type=kind) if kind.has_base(STRUCT):
+            yield kind.name
+        case UnionType(items=items):
+            for each in items:
+                yield from _structs(each)
+        case (
+            TypeVarType(upper_bound=inner) | TypeType(item=inner) | CallableType(ret_type=inner)
+        ):  # a class, as of `fields`
+            yield from _structs(inner)
 
 
 def plugin(version: str) -> type[Plugin]:  # noqa: ARG001 - mypy's own

@@ -261,7 +261,10 @@ def _is_of_fields(kind: type[object]) -> bool:
 def _fields(kind: Any) -> _Fields:  # noqa: ANN401 - a dataclass or struct
     """Names of the fields in order, what reads them, those that may be missing with their default, with bytes, with an API version."""
     if issubclass(kind, msgspec.Struct):
-        types = {name: kind.__annotations__[name] for name in sorted(kind.__struct_fields__)}
+        hints = {
+            name: of for each in reversed(kind.__mro__) for name, of in vars(each).get("__annotations__", {}).items()
+        }
+        types = {name: hints[name] for name in sorted(kind.__struct_fields__)}
         later = {}
     else:
         fields = sorted(dataclasses.fields(kind), key=lambda field: field.name)
