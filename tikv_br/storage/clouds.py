@@ -143,7 +143,7 @@ class GcsObjectStore(CloudObjectStore):
     def __init__(self, location: StorageLocation) -> None:
         super().__init__(location)
         self._key = gcs_credentials(location.gcs)
-        # Google's own listings need no proof, and no recording shows that they understand `start-after`, which obstore sends.
+        # Google's own listings need no proof: its documents of the XML API have `start-after`, which obstore sends.
         self._lists_like = "Google" if location.gcs.endpoint else ""
 
     @property
