@@ -39,5 +39,5 @@ def _structs(given: Type) -> Iterator[str]:
 
 
 def plugin(version: str) -> type[Plugin]:  # noqa: ARG001 - mypy's own
-    """What mypy asks for."""
+    """The plugin's class, by the name that mypy expects."""
     return Structs

@@ -234,8 +234,8 @@ def _is_exact(record: object, content: bytes) -> bool:
 
 def _check_fields(record: object, content: Any, where: str) -> None:  # noqa: ANN401 - any JSON
     """Check what msgspec does not: that no field is unknown or missing, and integers have at most 64 bits."""
-    kind: Any = type(record)
-    if _is_of_fields(kind):
+    if isinstance(record, msgspec.Struct) or dataclasses.is_dataclass(record):
+        kind: Any = type(record)
         names, _, later, *_ = _fields(kind)
         if odd := (set(names) ^ content.keys()) - (later.keys() - content.keys()):
             raise msgspec.ValidationError(
@@ -251,10 +251,6 @@ def _check_fields(record: object, content: Any, where: str) -> None:  # noqa: AN
 
 
 _Fields = tuple[tuple[str, ...], Callable[[Any], Iterable[object]], dict[str, object], set[str], set[str]]
-
-
-def _is_of_fields(kind: type[object]) -> bool:
-    return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
 
 
 @functools.cache

@@ -288,7 +288,7 @@ class SinkOptions:
     fence: Callable[[], object] = unfenced
     """Called right before each write request; raises if this process must not write any more."""
     wait: Callable[[str], object] = unsaid
-    """Called with what the sync waits for before it can begin."""
+    """Called with what the sync waits for before it can begin; empty: it goes on."""
     complete_ts: Callable[[int], int] = everything
     """Given the ts up to which this sink has everything, returns the one up to which the changefeed's other sinks have too; 0 if
     this sink does not announce it."""
@@ -310,11 +310,14 @@ def wait_for_sink(
     failures, began, tries = Patience(retries.patience, "--sink-patience"), time.monotonic(), 0
     while True:
         try:
-            return stack.enter_context(open_sink(target, origin, options))
+            opened = stack.enter_context(open_sink(target, origin, options))
         except (ClusterUnreachable, RetryBudgetExhausted, KafkaUnreachable) as error:
             failures.fail(error, began)
             log.warning("cannot start yet, retrying: %s", error.message)
             options.wait(f"the sink has not answered for {failures.failing_seconds:.0f} s: {error.message}")
+        else:
+            options.wait("")
+            return opened
         tries += 1
         if stop.wait(Backoff("sink", 0.1, retries.longest_wait).delay(tries, 0.0)):
             return None
