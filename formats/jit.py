@@ -3,8 +3,8 @@
 Kernels are compiled for the least processor of the architecture, so that machine code may go to any other: numba keeps it apart by
 the processor's name. They lose nothing by it, since they move words of eight bytes (docs/adr/0020-kernels-compiled-ahead.md).
 
-Without numba, as in tikv-br-core, the kernels are in a C extension, which `tikv_br.formats.precompile` has made of them
-(docs/adr/0028-kernels-without-numba.md).
+A C extension of the kernels, which `tikv_br.formats.precompile` makes, is taken where there is one for these sources, as in a release: numba
+takes longer to import than to run 100 MB of rows (docs/adr/0028-kernels-without-numba.md).
 """
 
 from __future__ import annotations
@@ -30,8 +30,44 @@ import numpy as np
 if "numba" not in sys.modules:  # it reads this when it is imported; otherwise it compiles for this machine's processor
     os.environ.setdefault("NUMBA_CPU_NAME", "generic")
 
-HAS_NUMBA = importlib.util.find_spec("numba") is not None
-if HAS_NUMBA:
+_PACKAGE = Path(__file__).parent
+COMPILED = _PACKAGE / "compiled"
+"""Machine code that `tikv_br.formats.precompile` has made: below it a folder named by `sources_digest`, and in that one for each package of kernels."""
+_HARMLESS = {"NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES", "NUMBA_NUM_THREADS"}
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Return a hash of the sources, Python and architecture that machine code is for. Numba checks its own version and the processor itself."""
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {platform.machine()}".encode())
+    for source in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(f"{source.relative_to(_PACKAGE)}\0".encode() + source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+EXTENSION = "kernels_without_numba"
+"""Name of the C extension with the kernels that Python calls, in the same folder."""
+
+
+def extension_name(kernel: Callable[..., object]) -> str:
+    """The name of a kernel in the extension."""
+    return f"{kernel.__module__.removeprefix('tikv_br.formats.')}.{kernel.__name__}".replace(".", "__")
+
+
+def has_plain_settings() -> bool:
+    """Return whether no environment variable changes the code that numba generates."""
+    return all(
+        not name.startswith("NUMBA_") or name in _HARMLESS or (name, value) == ("NUMBA_CPU_NAME", "generic")
+        for name, value in os.environ.items()
+    )
+
+
+def _extension_file() -> Path:
+    return COMPILED / sources_digest() / f"{EXTENSION}{EXTENSION_SUFFIXES[0]}"
+
+
+USES_NUMBA = importlib.util.find_spec("numba") is not None and not (has_plain_settings() and _extension_file().exists())
+if USES_NUMBA:
     import numba
 
 P = ParamSpec("P")
@@ -54,7 +90,7 @@ def njit(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     compiles for itself. A cache without the kernel gets what `tikv_br.formats.precompile` has made, if that is for these sources.
     Raises `ModuleNotFoundError` without numba, unless the kernels were compiled for this Python and processor.
     """
-    if not HAS_NUMBA:
+    if not USES_NUMBA:
         return _compiled_ahead if function is None else _compiled_ahead(function)
     settings: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", **options}
 
@@ -107,33 +143,9 @@ def _prepared(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
     return dispatcher
 
 
-_PACKAGE = Path(__file__).parent
-COMPILED = _PACKAGE / "compiled"
-"""Machine code that `tikv_br.formats.precompile` has made: below it a folder named by `sources_digest`, and in that one for each package of kernels."""
-_HARMLESS = {"NUMBA_CPU_NAME", "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES", "NUMBA_NUM_THREADS"}
-
-
-@functools.cache
-def sources_digest() -> str:
-    """Return a hash of the sources, Python and architecture that machine code is for. Numba checks its own version and the processor itself."""
-    digest = hashlib.sha256(f"{sys.version_info[:2]} {platform.machine()}".encode())
-    for source in sorted(_PACKAGE.rglob("*.py")):
-        digest.update(f"{source.relative_to(_PACKAGE)}\0".encode() + source.read_bytes())
-    return digest.hexdigest()[:32]
-
-
-EXTENSION = "kernels_without_numba"
-"""Name of the C extension with the kernels that Python calls, in the same folder."""
-
-
-def extension_name(kernel: Callable[..., object]) -> str:
-    """The name of a kernel in the extension."""
-    return f"{kernel.__module__.removeprefix('tikv_br.formats.')}.{kernel.__name__}".replace(".", "__")
-
-
 @functools.cache
 def _extension() -> ModuleType:
-    path = COMPILED / sources_digest() / f"{EXTENSION}{EXTENSION_SUFFIXES[0]}"
+    path = _extension_file()
     spec = importlib.util.spec_from_file_location(EXTENSION, path)
     if not path.exists() or spec is None or spec.loader is None:
         raise ModuleNotFoundError(
@@ -162,11 +174,6 @@ def _compiled_ahead(kernel: Callable[P, R]) -> Callable[P, R]:
         return function(*arguments, **named)
 
     return call
-
-
-def has_plain_settings() -> bool:
-    """Return whether no environment variable changes the code that numba generates."""
-    return not any(name.startswith("NUMBA_") and name not in _HARMLESS for name in os.environ)
 
 
 @functools.cache

@@ -12,9 +12,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from tikv_br.formats.jit import HAS_NUMBA, njit
+from tikv_br.formats.jit import USES_NUMBA, njit
 
-if HAS_NUMBA:
+if USES_NUMBA:
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
@@ -23,7 +23,7 @@ if HAS_NUMBA:
     _I64 = ir.IntType(64)
     _BYTE_POINTER = ir.IntType(8).as_pointer()
 # Otherwise nothing is compiled, and only kernels call what is here.
-intrinsic: Any = _intrinsic if HAS_NUMBA else lambda function: function
+intrinsic: Any = _intrinsic if USES_NUMBA else lambda function: function
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 Int = int | np.integer[Any]

@@ -1,4 +1,4 @@
-"""The plugin of mypy finds functions of `dataclasses` that are called with a struct."""
+"""The plugin of mypy finds functions of `dataclasses` that are called with a struct, or with flags."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ CODE = """
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeVar
 from msgspec import Struct, structs
+from tikv_br.cli.shared import TaskFlags
 
 class A(Struct):
     x: int = 0
@@ -32,6 +33,7 @@ def generic(one: T, other: A | C, kind: type[A]) -> None:
     fields(kind)
 
 replace(A(), x=1)
+replace(TaskFlags())
 asdict(B())
 fields(A)
 replace(C(), a=replace(B()))
@@ -49,7 +51,16 @@ def test_functions_of_dataclasses_with_a_struct(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *config, str(place)], capture_output=True, text=True, check=False, cwd=ROOT
     )
-    found = [line for line in done.stdout.splitlines() if "is a struct" in line]
-    wrong = ("replace(one", "replace(other", "fields(kind", "replace(A", "asdict", "fields(A", "replace(C(), a")
+    found = [line for line in done.stdout.splitlines() if "is a struct" in line or "has flags" in line]
+    wrong = (
+        "replace(one",
+        "replace(other",
+        "fields(kind",
+        "replace(A",
+        "replace(T",
+        "asdict",
+        "fields(A",
+        "replace(C(), a",
+    )
     wanted = [number for number, line in enumerate(CODE.splitlines(), 1) if line.strip().startswith(wrong)]
     assert [int(line.split(":")[1]) for line in found] == wanted, done.stdout

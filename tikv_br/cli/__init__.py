@@ -2,7 +2,6 @@
 
 To add a command, write in a module here::
 
-    @dataclass(frozen=True, kw_only=True)
     class StatusFlags(
         IndexFlags
     ):  # or another class of `shared`; each field is a flag, its variable and its config key

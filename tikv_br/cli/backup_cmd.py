@@ -124,7 +124,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
     """Back up a RawKV cluster. Optionally convert it to another API version."""
     with reporting("backup raw", flags.report) as draft:
         key_format, file_kind = _parse_forms(flags)
-        wanted = replace(flags.range, key_format=key_format)
+        wanted = flags.range.replaced(key_format=key_format)
         from tikv_br.backupset.files import FileKind
 
         others = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tikv_br.cli import kinds, shared
-from tikv_br.cli.command import REQUIRED, Flags, argument, build, flag, given
+from tikv_br.cli.command import REQUIRED, Flags, argument, build, flag, flags_of, given
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
@@ -56,8 +56,8 @@ class S3Flags(Flags, shared=True, prefix="s3."):
     """Access to S3, and to the other clouds."""
 
     # First, as `S3Options` has other names for them.
-    gcs: GcsFlags = field(default_factory=GcsFlags)
-    azblob: AzblobFlags = field(default_factory=AzblobFlags)
+    gcs: GcsFlags = flags_of(GcsFlags)
+    azblob: AzblobFlags = flags_of(AzblobFlags)
 
     endpoint: str = flag("", "S3 endpoint (default: AWS).", metavar="URL")
     region: str = flag("", "S3 region.", metavar="NAME")
@@ -94,7 +94,7 @@ class S3Flags(Flags, shared=True, prefix="s3."):
 class StorageFlags(Flags, shared=True, prefix="crypter."):
     """Access to S3, and encryption."""
 
-    s3: S3Flags = field(default_factory=S3Flags)
+    s3: S3Flags = flags_of(S3Flags)
     method: str = flag(
         "",
         "Encryption: plaintext, aes128-ctr, aes192-ctr or aes256-ctr (default: by the length of the key).",

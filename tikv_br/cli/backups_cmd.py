@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -48,7 +48,7 @@ def list_backups(flags: ListFlags, context: typer.Context) -> None:
         raise UsageError("URL and --storage cannot be combined", hint="Pass one of them.")
     if not (flags.url or flags.storage):
         raise UsageError("there is no URL to list", hint="Pass `tikv-br list URL` or --storage URL.")
-    flags = replace(flags, storage=flags.url or flags.storage)
+    flags = flags.replaced(storage=flags.url or flags.storage)
     problems = _rebuild(flags) if flags.rebuild else ()
     own = flags.index.own_backup()
     if own is not None:

@@ -1,6 +1,6 @@
 """Declaration of commands.
 
-The flags of a command are the fields of a dataclass, and its function gets one object of that class. `flag` and `argument` declare a
+The flags of a command are the fields of a class, and its function gets one object of that class. `flag` and `argument` declare a
 field: default, help, names and placeholder. Name, environment variable and key in the config file follow from the field's name. A field
 whose type is another `Flags` class stands for all flags of that class. In help, a class's own fields come before its bases' fields.
 
@@ -36,9 +36,8 @@ CommandPath = tuple[str, ...]
 """The words that call a command, without the program name."""
 LEADING = "flags before the command"
 """Keys in a context's ``meta``."""
-REQUIRED: Any = dataclasses.MISSING
+REQUIRED: Any = object()
 """The default of a flag that must be set."""
-_DECLARATION = "declaration"
 _PLACES = {"FILE", "DIR", "PATH", "URL"}
 """Placeholders of values that are paths, or may be."""
 Built = TypeVar("Built", bound="Flags")
@@ -68,6 +67,13 @@ class _Declaration(Struct, frozen=True):
     kind: FlagKind | None = None
     names: tuple[str, ...] = ()
     scope: str = ""
+
+    @property
+    def value(self) -> Any:  # noqa: ANN401 - what the field's type is
+        """The value of a flag that is not set."""
+        if isinstance(self.default, list):
+            return list(self.default)
+        return self.default if self.kind is None else self.kind.parse_optional(self.default)
 
     def parameter(
         self,
@@ -111,7 +117,7 @@ def flag(
     shared: bool = False,
     command_line: bool = False,
     **attributes: Any,  # noqa: ANN401 - what `typer.Option` takes
-) -> Any:  # noqa: ANN401 - as `dataclasses.field`
+) -> Any:  # noqa: ANN401 - for the type of the field
     """A field that is a flag; `text` is its help, and the default of a `kind` is written as text.
 
     The first of `names` is the present one; further long ones are old spellings, which help does not show. `shared`: see `Flags`. A `command_line` flag has no environment variable, and no key in the config file.
@@ -123,25 +129,33 @@ def flag(
     if limits is not None:
         attributes = {"min": limits[0], "max": limits[1], "metavar": "N"} | attributes
     scope = "shared" if shared else "command line" if command_line else ""
-    declaration = _Declaration(default, typer.Option, attributes, kind, names, scope)
-    value = default if kind is None or default is None else kind.parse(default)
-    metadata = {_DECLARATION: declaration}
-    if isinstance(value, list):
-        return dataclasses.field(default_factory=value.copy, metadata=metadata)
-    return dataclasses.field(default=value, metadata=metadata)
+    return _Declaration(default, typer.Option, attributes, kind, names, scope)
 
 
 def argument(default: Any, metavar: str, text: str, **attributes: Any) -> Any:  # noqa: ANN401 - as `flag`
     """A field that is a positional argument; `metavar` is in brackets if it may be omitted."""
     attributes |= {"metavar": metavar, "help": text}
-    return dataclasses.field(
-        default=default, metadata={_DECLARATION: _Declaration(default, typer.Argument, attributes)}
-    )
+    return _Declaration(default, typer.Argument, attributes)
+
+
+class _Group(Struct, frozen=True):
+    kind: type[Flags]
+
+    @property
+    def value(self) -> Flags:
+        return self.kind()
+
+
+def flags_of(kind: type[Flags]) -> Any:  # noqa: ANN401 - as `flag`
+    """A field for all flags of another class, with a default: that all of them are at theirs."""
+    return _Group(kind)
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)
 class Flags:
-    """Base of classes whose fields are flags, arguments, or other `Flags`; each becomes a frozen dataclass when it is first used.
+    """Base of classes whose fields are flags, arguments, or other `Flags`.
+
+    No dataclasses: making one takes half a millisecond, and a small command has a dozen.
 
     Flags of a class with ``shared=True`` have one environment variable for all commands, and may be in ``[defaults]``. A ``prefix``
     begins their names. Neither holds for flags of the class's bases.
@@ -153,17 +167,29 @@ class Flags:
         """Keep what holds for the class's own flags."""
         cls.own = shared, prefix
 
-    def __new__(cls, **values: object) -> Self:  # noqa: ARG004 - for the dataclass
-        """Make the class a dataclass first: most classes are those of commands that do not run, and one takes half a millisecond."""
-        cls.declare()
-        return super().__new__(cls)
+    def __init__(self, **values: object) -> None:
+        known = _declarations(type(self))
+        if odd := values.keys() - known.keys():
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(odd))}")
+        for name, (declaration, _) in known.items():
+            if name in values:
+                vars(self)[name] = values[name]
+            elif declaration is None or declaration.value is REQUIRED:
+                raise TypeError(f"{type(self).__name__} needs {name}")
+            else:
+                vars(self)[name] = declaration.value
 
-    @classmethod
-    def declare(cls) -> None:
-        """Make the class and its bases dataclasses, unless they are."""
-        for each in reversed(cls.__mro__):
-            if issubclass(each, Flags) and each is not Flags and "__dataclass_fields__" not in vars(each):
-                dataclasses.dataclass(frozen=True, kw_only=True)(each)
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be set")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.values(type(self)) == other.values(type(self))
+
+    __hash__ = None  # type: ignore[assignment] # flags may be lists
+
+    def replaced(self, **changes: object) -> Self:
+        """The same flags with other values of some."""
+        return type(self)(**{name: getattr(self, name) for name in _declarations(type(self))} | changes)
 
     def combined(self) -> dict[str, Any]:
         """Options that several of the flags make together. Raises `UsageError`."""
@@ -174,10 +200,14 @@ class Flags:
         return options(**self.values(options) | others)
 
     def values(self, options: type[object]) -> dict[str, Any]:
-        """The flags that `options`, a dataclass or other `Flags`, has too."""
+        """The flags that `options`, a struct, a dataclass or other `Flags`, has too."""
+        names: Collection[str]
         if issubclass(options, Flags):
-            options.declare()
-        names = {field.name for field in dataclasses.fields(cast("Any", options))}
+            names = _declarations(options)
+        elif issubclass(options, Struct):
+            names = options.__struct_fields__
+        else:
+            names = {each.name for each in dataclasses.fields(cast("Any", options))}
         return {name: value for name, value in _values(self) if name in names}
 
 
@@ -189,17 +219,22 @@ class AroundFlags(Flags):
         raise NotImplementedError
 
 
-_Field = tuple[str, Any, _Declaration | None, type[Flags]]
-"""Name, type, declaration and class of a field."""
-_known: dict[type[Flags], list[_Field]] = {}
+def _declarations(flags: type[Flags]) -> dict[str, tuple[_Declaration | _Group | None, type[Flags]]]:
+    """Declaration, if there is one, and class of each field; those of the bases come first."""
+    found: dict[str, tuple[_Declaration | _Group | None, type[Flags]]] = {}
+    for owner in reversed(flags.__mro__[: flags.__mro__.index(Flags)]):
+        for name in vars(owner).get("__annotations__", {}):
+            found.pop(name, None)
+            found[name] = vars(owner).get(name), owner
+    return found
 
 
 def _values(flags: Flags) -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(cast("Any", flags)):
-        value = getattr(flags, field.name)
+    for name in _declarations(type(flags)):
+        value = getattr(flags, name)
         if isinstance(value, Flags):
             yield from _values(value)
-        yield field.name, value
+        yield name, value
     yield from flags.combined().items()
 
 
@@ -265,21 +300,21 @@ def _renamed(
     return function
 
 
+_Field = tuple[str, Any, _Declaration | None, type[Flags]]
+"""Name, type, declaration (None: other `Flags`) and class of a field."""
+_known: dict[type[Flags], list[_Field]] = {}
+
+
 def _fields(flags: type[Flags]) -> list[_Field]:
-    """The fields of a class; its own come before its bases' fields."""
     if flags not in _known:  # each command asks twice, and to evaluate type hints takes long
-        flags.declare()
         hints = typing.get_type_hints(flags)
-        fields = {field.name: field for field in dataclasses.fields(cast("Any", flags))}
-        owners: dict[str, type[Flags]] = {}
-        for owner in flags.__mro__:
-            for name in vars(owner).get("__annotations__", {}):
-                owners.setdefault(name, owner)
-        _known[flags] = [
-            (name, hints[name], fields[name].metadata.get(_DECLARATION), owner)
-            for name, owner in owners.items()
-            if name in fields
-        ]
+        _known[flags] = sorted(
+            (
+                (name, hints[name], each if isinstance(each, _Declaration) else None, owner)
+                for name, (each, owner) in _declarations(flags).items()
+            ),
+            key=lambda field: flags.__mro__.index(field[3]),
+        )
     return _known[flags]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -120,7 +120,7 @@ def _two_clusters(context: typer.Context, flags: DiffFlags) -> tuple[shared.Clus
     """The first cluster, and PD of the second: ``--pd A --pd B`` names two clusters, other commands take it for one."""
     cluster = flags.cluster
     if not flags.other_pd and len(cluster.pd) == 2 and given(context, "pd"):
-        return replace(cluster, pd=cluster.pd[:1]), cluster.pd[1]
+        return cluster.replaced(pd=cluster.pd[:1]), cluster.pd[1]
     return cluster, flags.other_pd
 
 

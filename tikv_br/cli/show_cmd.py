@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -167,7 +167,7 @@ def cat(flags: CatFlags, context: typer.Context) -> None:
     key = read_key(text, flags.form, "KEY")
     from tikv_br.backupset.rows import find_value
 
-    found = find_value(replace(flags, chosen=chosen).backup(context, rows=True), key, flags.keyspace)
+    found = find_value(flags.replaced(chosen=chosen).backup(context, rows=True), key, flags.keyspace)
     if found is None or found.stored.deleted:
         why = f" (deleted at {show_ts(found.ts)})" if found is not None else ""
         raise KeyNotFound(

@@ -23,7 +23,10 @@ from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cli.backup_cmd import RawBackupFlags, TxnBackupFlags
 from tikv_br.cli.backup_flags import AzblobFlags, GcsFlags, S3Flags
 from tikv_br.cli.changefeed_cmd import SETTINGS
-from tikv_br.cli.command import Flags, flag, leaves
+from tikv_br.cli.command import REQUIRED, Flags, flag, flags_of, leaves
+from tikv_br.cli.command import _Declaration as Declaration
+from tikv_br.cli.command import _declarations as declarations
+from tikv_br.cli.command import _fields as fields_of
 from tikv_br.cli.diff_cmd import DiffFlags
 from tikv_br.cli.drill_cmd import GoalFlags
 from tikv_br.cli.key_flags import OneRangeFlags
@@ -307,12 +310,14 @@ def test_every_flag_of_every_command_has_a_consumer() -> None:
         used = {each for module in modules if module.startswith("tikv_br.cli.") for each in own_imports(module)}
         taken = set().union(*map(names_read, used))
         for known in classes:
-            for field in dataclasses.fields(typing.cast("typing.Any", known)):
-                declaration = field.metadata.get("declaration")
-                if declaration is None or (declaration.kind is None and "callback" in declaration.attributes):
-                    continue
-                if field.name not in taken:
-                    unread.add((" ".join(path), field.name))
+            for name, (declaration, _) in declarations(known).items():
+                callback = (
+                    isinstance(declaration, Declaration)
+                    and declaration.kind is None
+                    and "callback" in declaration.attributes
+                )
+                if isinstance(declaration, Declaration) and not callback and name not in taken:
+                    unread.add((" ".join(path), name))
     assert unread == set()
 
 
@@ -353,20 +358,45 @@ def every_field(flags: type[Flags]) -> Iterator[str]:
             yield from every_field(hint)
 
 
-def test_flags_of_a_class_that_was_never_used() -> None:
-    """They become dataclasses when they are first used; until then they must not pass for their base, which is one already."""
+def test_flags_by_hand() -> None:
+    """A test, or other code, may leave out what has a default; a name that is wrong or lacks is an error."""
 
     class Base(Flags):
         first: int = flag(1, "first")
+        seconds: float = flag("1m", "seconds", kind=TIME)
 
     class Inner(Base):
         second: int = flag(2, "second")
+        many: list[str] = flag([], "many")
 
     class Other(Flags):
+        inner: Inner = flags_of(Inner)
         first: int = flag(3, "first")
-        second: int = flag(4, "second")
-        third: int = flag(5, "third")
+        third: int = flag(REQUIRED, "third")
 
-    assert Base(first=6).first == 6
-    assert Other(third=7).values(Inner) == {"first": 3, "second": 4}
-    assert Inner(first=8) == Inner(first=8, second=2)
+    assert Base(first=6).values(Base) == {"first": 6, "seconds": 60.0}
+    assert Other(third=7).values(Base) == {"first": 3, "seconds": 60.0}
+    assert Other(third=7, inner=Inner(seconds=2.0)).replaced(third=8).inner.seconds == 2.0
+    assert Inner().many is not Inner().many
+    assert Inner(first=8) == Inner(first=8, second=2) != Inner(first=8, second=3)
+    with pytest.raises(TypeError, match="needs third"):
+        Other()
+    with pytest.raises(TypeError, match="has no fourth"):
+        Inner(fourth=4)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        Base().first = 2  # type: ignore[misc]
+
+
+def test_own_flags_come_first_in_help_and_last_in_values() -> None:
+    """A flag of a base that a class declares again is the class's own."""
+
+    class Base(Flags):
+        first: int = flag(1, "first")
+        both: int = flag(2, "both")
+
+    class Inner(Base):
+        second: int = flag(3, "second")
+        both: int = flag(4, "both")
+
+    assert [name for name, *_ in fields_of(Inner)] == ["second", "both", "first"]
+    assert list(Inner().values(Inner).items()) == [("first", 1), ("second", 3), ("both", 4)]
