@@ -4,6 +4,9 @@
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
+# Compilers, for the extension with the kernels: numba refuses to make it without one of C++, too.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY requirements requirements
 # PySpark has no wheel. What builds it and tikv-br is installed first: pip would fetch it by itself, and check no hash.
@@ -19,7 +22,7 @@ RUN /build/bin/pip wheel --no-cache-dir --no-build-isolation --no-index --no-dep
     && pip --python /opt/tikv-br/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl
 # Not in /src, whose packages would be imported instead of the installed ones.
 WORKDIR /
-RUN /opt/tikv-br/bin/python -m tikv_br.formats.precompile
+RUN PYTHONPATH=/opt/tikv-br/lib/python3.11/site-packages /build/bin/python -m tikv_br.formats.precompile --extension
 # Examples, and jars of Spark for what tikv-br does not use: Hive, machine learning, Spark Connect, RocksDB for state of streams, other systems.
 WORKDIR /opt/tikv-br/lib/python3.11/site-packages/pyspark
 RUN rm -r examples data \

@@ -8,7 +8,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tikv_br.formats.errors import DamagedBytes, FormatError
 from tikv_br.formats.keys.codec import KeyCodec
@@ -110,6 +109,8 @@ def user_keys(keys: pa.LargeBinaryArray, codec: KeyCodec) -> pa.LargeBinaryArray
     """The user keys of RPC keys. Raises `DamagedBytes` for keys outside the codec's keyspace."""
     if not codec.prefix:
         return keys
+    import pyarrow.compute as pc
+
     if not pc.all(pc.starts_with(keys, codec.prefix)).as_py():
         raise DamagedBytes(f"the cluster returned keys outside keyspace {codec.keyspace_id}")
     return pc.binary_replace_slice(keys, 0, len(codec.prefix), b"")

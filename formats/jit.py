@@ -1,10 +1,10 @@
 """Compiles kernels, with types that mypy can follow.
 
-Kernels are compiled for the least processor of the architecture, so that machine code may go to any other: numba keeps it apart by
-the processor's name. They lose nothing by it, since they move words of eight bytes (docs/adr/0020-kernels-compiled-ahead.md).
-
 A C extension of the kernels, which `tikv_br.formats.precompile` makes, is taken where there is one for these sources, as in a release: numba
-takes longer to import than to run 100 MB of rows (docs/adr/0028-kernels-without-numba.md).
+takes longer to import than to convert 100 MB of rows (docs/adr/0031-the-extension-first.md). Elsewhere numba compiles them at their first call.
+
+Both compile for the least processor of the architecture, so that machine code may go to any other: kernels lose nothing by it, since they
+move words of eight bytes (docs/adr/0020-kernels-compiled-ahead.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import importlib.util
 import os
 import platform
-import shutil
 import stat
 import sys
 import tempfile
@@ -32,26 +31,8 @@ if "numba" not in sys.modules:  # it reads this when it is imported; otherwise i
 
 _PACKAGE = Path(__file__).parent
 COMPILED = _PACKAGE / "compiled"
-"""Machine code that `tikv_br.formats.precompile` has made: below it a folder named by `sources_digest`, and in that one for each package of kernels."""
+"""Extensions that `tikv_br.formats.precompile` has made."""
 _HARMLESS = {"NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES", "NUMBA_NUM_THREADS"}
-
-
-@functools.cache
-def sources_digest() -> str:
-    """Return a hash of the sources, Python and architecture that machine code is for. Numba checks its own version and the processor itself."""
-    digest = hashlib.sha256(f"{sys.version_info[:2]} {platform.machine()}".encode())
-    for source in sorted(_PACKAGE.rglob("*.py")):
-        digest.update(f"{source.relative_to(_PACKAGE)}\0".encode() + source.read_bytes())
-    return digest.hexdigest()[:32]
-
-
-EXTENSION = "kernels_without_numba"
-"""Name of the C extension with the kernels that Python calls, in the same folder."""
-
-
-def extension_name(kernel: Callable[..., object]) -> str:
-    """The name of a kernel in the extension."""
-    return f"{kernel.__module__.removeprefix('tikv_br.formats.')}.{kernel.__name__}".replace(".", "__")
 
 
 def has_plain_settings() -> bool:
@@ -62,11 +43,32 @@ def has_plain_settings() -> bool:
     )
 
 
-def _extension_file() -> Path:
-    return COMPILED / sources_digest() / f"{EXTENSION}{EXTENSION_SUFFIXES[0]}"
+def extension_file() -> Path:
+    """The place of the extension for these sources, this Python and this architecture."""
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {platform.machine()}".encode())
+    for source in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(f"{source.relative_to(_PACKAGE)}\0".encode() + source.read_bytes())
+    return COMPILED / f"kernels_{digest.hexdigest()[:32]}{EXTENSION_SUFFIXES[0]}"
 
 
-USES_NUMBA = importlib.util.find_spec("numba") is not None and not (has_plain_settings() and _extension_file().exists())
+def extension_name(kernel: Callable[..., object]) -> str:
+    """The name of a kernel in the extension."""
+    return f"{kernel.__module__.removeprefix('tikv_br.formats.')}.{kernel.__name__}".replace(".", "__")
+
+
+def _load_extension() -> ModuleType | None:
+    path = extension_file()
+    spec = importlib.util.spec_from_file_location(path.name.partition(".")[0], path)
+    if not has_plain_settings() or not path.exists() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EXTENSION = _load_extension()
+"""The kernels that Python calls; None: there is none, or settings of numba ask for other code."""
+USES_NUMBA = EXTENSION is None and importlib.util.find_spec("numba") is not None
 if USES_NUMBA:
     import numba
 
@@ -87,8 +89,7 @@ def njit(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     The cache follows the file that defines the kernel, not the files of kernels it calls: after a change to a shared
     kernel, remove ``__pycache__``. Where neither that nor the user's cache folder can be written, as on executors of a
     cluster, a folder below the temporary one is taken: a machine compiles once, not every worker. Without any, each process
-    compiles for itself. A cache without the kernel gets what `tikv_br.formats.precompile` has made, if that is for these sources.
-    Raises `ModuleNotFoundError` without numba, unless the kernels were compiled for this Python and processor.
+    compiles for itself. Raises `ModuleNotFoundError` without numba and without the extension.
     """
     if not USES_NUMBA:
         return _compiled_ahead if function is None else _compiled_ahead(function)
@@ -111,7 +112,7 @@ def njit(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
 
 
 def _prepared(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
-    """Fill the kernel's cache, and let the kernel run though its machine code cannot be kept, as on a full disk: numba would end its first call.
+    """Let the kernel run though its machine code cannot be kept, as on a full disk: numba would end its first call.
 
     Where the code lies below the temporary folder, whether that is ours alone is asked each time: somebody may have removed
     it, and another user created it again, after this process started.
@@ -137,24 +138,7 @@ def _prepared(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
                 save(signature, data)
 
     cache.load_overload, cache.save_overload = load_overload, save_overload
-    source = Path(dispatcher.py_func.__code__.co_filename)
-    if source.is_relative_to(_PACKAGE) and is_safe():
-        _fill_cache(source.parent, folder)
     return dispatcher
-
-
-@functools.cache
-def _extension() -> ModuleType:
-    path = _extension_file()
-    spec = importlib.util.spec_from_file_location(EXTENSION, path)
-    if not path.exists() or spec is None or spec.loader is None:
-        raise ModuleNotFoundError(
-            f"this installation has no kernels for Python {sys.version_info[0]}.{sys.version_info[1]} on {platform.machine()}, which numba would compile",
-            name="numba",
-        )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _compiled_ahead(kernel: Callable[P, R]) -> Callable[P, R]:
@@ -162,7 +146,12 @@ def _compiled_ahead(kernel: Callable[P, R]) -> Callable[P, R]:
 
     What only kernels call is not in it, and stays as it is.
     """
-    function: Callable[P, R] | None = getattr(_extension(), extension_name(kernel), None)
+    if EXTENSION is None:
+        raise ModuleNotFoundError(
+            f"this installation has no kernels for Python {sys.version_info[0]}.{sys.version_info[1]} on {platform.machine()}, which numba would compile",
+            name="numba",
+        )
+    function: Callable[P, R] | None = getattr(EXTENSION, extension_name(kernel), None)
     if function is None:
         return kernel
 
@@ -174,25 +163,6 @@ def _compiled_ahead(kernel: Callable[P, R]) -> Callable[P, R]:
         return function(*arguments, **named)
 
     return call
-
-
-@functools.cache
-def _fill_cache(package: Path, folder: Path) -> None:
-    """Copy what is missing in numba's cache for a package of kernels. Numba checks what it loads, and compiles what does not fit.
-
-    Nothing is copied if numba has settings that change the code, such as bounds checks: its cache does not distinguish them.
-    """
-    if not COMPILED.is_dir() or not has_plain_settings():
-        return
-    compiled = COMPILED / sources_digest() / package.relative_to(_PACKAGE)
-    with suppress(OSError):  # a full disk, or a folder that cannot be written to
-        present = {file.name for file in folder.iterdir()}
-        for index in compiled.glob("*.nbi"):
-            if index.name not in present:
-                for file in (*compiled.glob(f"{index.stem}.*.nbc"), index):  # the index last, for it names the others
-                    part = folder / f"{file.name}.tmp.{os.urandom(8).hex()}"
-                    shutil.copyfile(file, part)
-                    part.replace(folder / file.name)
 
 
 @functools.cache

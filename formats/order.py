@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tikv_br.formats import columns
 from tikv_br.formats.columns import SCHEMA
@@ -67,6 +66,8 @@ def key_order(keys: pa.LargeBinaryArray, order: Order | None = None) -> tuple[Or
     found = np.argsort(numbers, kind="stable") if order is None else order[np.argsort(numbers[order], kind="stable")]
     signs = compare_neighbours(*columns.view(keys.take(pa.array(found))))
     if (signs < 0).any():  # some keys differ later than in eight bytes
+        import pyarrow.compute as pc
+
         order = np.arange(len(keys)) if order is None else order
         found = order[np.asarray(pc.sort_indices(keys.take(pa.array(order))))]  # a stable sort
         signs = compare_neighbours(*columns.view(keys.take(pa.array(found))))

@@ -1,9 +1,8 @@
 """Compiles all kernels ahead of their first use: ``python -m tikv_br.formats.precompile``.
 
-It calls each kernel with the types that it is called with, and keeps numba's cache in `tikv_br.formats.jit.COMPILED`. A wheel that is built
-afterwards contains that folder; a process whose own cache lacks a kernel copies it from there.
-
-``--extension`` also makes a C extension of them, which works without numba. That needs compilers of C and C++, Python's headers and setuptools.
+It makes a C extension of them, with the types that they are called with, in the folder `tikv_br.formats.jit.COMPILED`. A wheel that is built
+afterwards contains it. That needs compilers of C and C++, Python's headers, setuptools and numba. Where it cannot be made, numba's cache is
+filled instead, unless ``--extension`` demands it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,39 +42,14 @@ _PAGE = b"\x12\x0a\x12\x03key\x1a\x03one"
 
 
 def precompile() -> bool:
-    """Compile the kernels, unless that was done for these sources; whether it was necessary.
-
-    Only for a process of its own: it changes numba's cache. Raises `RuntimeError` with settings of numba that change the code.
-    """
-    from numba import config  # after `tikv_br.formats.jit`, which chooses the processor
-
-    if not jit.has_plain_settings():
-        raise RuntimeError("cannot compile ahead: a NUMBA_ variable of the environment changes the code; unset it")
-    target = jit.COMPILED / jit.sources_digest()
-    if target.is_dir():
-        return False
-    jit.COMPILED.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=jit.COMPILED) as folder:
-        settings: Any = config
-        settings.CACHE_DIR = str(Path(folder, "cache"))
-        call_kernels()
-        result = Path(folder, "result")
-        for package, cache in {(package, Path(kernel.stats.cache_path)) for package, kernel in kernels()}:
-            shutil.copytree(cache, result / package)
-        for old in jit.COMPILED.iterdir():
-            if old != Path(folder):
-                shutil.rmtree(old)
-        result.rename(target)
-    return True
-
-
-def make_extension() -> bool:
-    """Make the extension for a Python without numba, unless that was done; whether it was necessary. After `precompile`, with the same restrictions.
+    """Make the extension, unless that was done for these sources; whether it was necessary.
 
     It has each kernel with the types with which Python calls it, by numba's compiler of extensions. Kernels take tuples for named ones, whose
-    classes it does not know.
+    classes it does not know. Raises `RuntimeError` with settings of numba that change the code, and what the compilers raise.
     """
-    target = jit.COMPILED / jit.sources_digest() / f"{jit.EXTENSION}{EXTENSION_SUFFIXES[0]}"
+    if not jit.has_plain_settings():
+        raise RuntimeError("cannot compile ahead: a NUMBA_ variable of the environment changes the code; unset it")
+    target = jit.extension_file()
     if target.exists():
         return False
     call_kernels()
@@ -85,10 +58,11 @@ def make_extension() -> bool:
         types, compiler, pycc = (
             cast("Any", importlib.import_module(f"numba.{name}")) for name in ("types", "core.compiler", "pycc")
         )
+    jit.COMPILED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jit.COMPILED) as folder:
-        extension = pycc.CC(jit.EXTENSION)
+        extension = pycc.CC(target.name.partition(".")[0])
         extension.output_dir, extension.output_file, extension.target_cpu = folder, target.name, "generic"
-        for _, kernel in kernels():
+        for kernel in kernels():
             # A constant argument is one of a kernel that calls it.
             for signature in kernel.signatures:
                 if not kernel.targetoptions.get("forceinline") and not any(
@@ -108,7 +82,12 @@ def make_extension() -> bool:
 
         pycc.compiler.Flags = flags
         extension.compile()
-        shutil.move(Path(folder, target.name), target)
+        for old in jit.COMPILED.iterdir():
+            if old.is_file():
+                old.unlink()
+            elif old != Path(folder):
+                shutil.rmtree(old)
+        Path(folder, target.name).rename(target)
     return True
 
 
@@ -133,13 +112,13 @@ def _of_tuples(kernel: Any, signature: tuple[Any, ...]) -> Callable[..., object]
     return cast("Callable[..., object]", made["call"])
 
 
-def kernels() -> Iterator[tuple[str, Any]]:
-    """The package and the kernel, of all that Python calls or another kernel calls."""
+def kernels() -> Iterator[Any]:
+    """All kernels that numba has compiled: those that Python calls, and those that they call."""
     for name in _MODULES:
         module = importlib.import_module(f"tikv_br.formats.{name}")
         for found in vars(module).values():
             if hasattr(found, "stats") and found.py_func.__module__ == module.__name__:
-                yield name.partition(".")[0], found
+                yield found
 
 
 def call_kernels() -> None:
@@ -196,11 +175,19 @@ def _call_row_kernels(record: pa.RecordBatch) -> None:
     rawput.packed(np.ones(1, np.uint64))
 
 
-def main() -> None:
-    print("compiled the kernels" if precompile() else "the kernels are compiled", file=sys.stderr)  # noqa: T201
-    if "--extension" in sys.argv[1:]:
-        print("made the extension" if make_extension() else "the extension is there", file=sys.stderr)  # noqa: T201
+def main() -> int:
+    """Make the extension, or fill numba's cache; the exit code."""
+    try:
+        text = "compiled the kernels" if precompile() else "the kernels are compiled"
+    except Exception as error:  # noqa: BLE001 - numba, setuptools and compilers have errors of any kind
+        if "--extension" in sys.argv[1:]:
+            print(f"the kernels cannot be compiled: {error}", file=sys.stderr)  # noqa: T201
+            return 1
+        call_kernels()
+        text = f"compiled the kernels into numba's cache; for the extension, which starts faster: {error}"
+    print(text, file=sys.stderr)  # noqa: T201
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

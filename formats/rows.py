@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
@@ -140,6 +139,8 @@ def within(records: pa.RecordBatch, span: KeyRange) -> pa.RecordBatch:
     keys, start, end = records["key"], span.start, span.end
     if keys[0].as_py() >= start and (not end or keys[-1].as_py() < end):
         return records
+    import pyarrow.compute as pc  # takes as long to import as Arrow itself
+
     keep = pc.greater_equal(keys, pa.scalar(start, pa.large_binary()))
     if end:
         keep = pc.and_(keep, pc.less(keys, pa.scalar(end, pa.large_binary())))

@@ -160,8 +160,8 @@ trap 'rm -rf "$scratch"; [ -z "$checking" ] || kill "$checking" 2>/dev/null || t
 build_programs 2>"$scratch/build.log" & # beside setup, which mostly waits for the network
 building=$!
 scripts/setup.sh dev
-# Once, as each worker would compile the same kernels in its first tests.
-.venv/bin/python -m tests.integration.crash.warm || say "kernels could not be compiled: tests will say why"
+# Again, as sources may have changed since set-up: each worker would compile the same kernels in its first tests.
+.venv/bin/python -m tikv_br.formats.precompile || say "kernels could not be compiled: tests will say why"
 
 wait "$building" || true
 cat "$scratch/build.log" >&2

@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tikv_br.errors import Interrupted, Stopped, Terminated
 
@@ -128,8 +129,7 @@ def stopping(
         yield received
 
 
-@dataclass(frozen=True)
-class _Receiver:
+class _Receiver(Struct, frozen=True):
     handle: Callable[[int], None]
     """Called in the main thread at any moment: may only raise or keep a value."""
     react: Callable[[int], None]

@@ -9,8 +9,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct
 
 from tikv_br import signals
 from tikv_br.errors import TikvBrError
@@ -38,8 +39,7 @@ class Step(Protocol[Context_contra]):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionStep(Generic[C]):
+class FunctionStep(Struct, Generic[C], frozen=True):
     """A step made of functions: the action and, if it has lasting effects, its undo."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Loops over Arrow memory, compiled by numba: the bulk paths of `formats`.
+"""Loops over Arrow memory, compiled by numba, mostly beforehand: the bulk paths of `formats`.
 
 Kernels allocate nothing per row and check every length before they use it. `addresses` and `memory` check nothing;
 kernels call them for ranges that they have checked. Modules of the control path import kernels late, since numba takes half a

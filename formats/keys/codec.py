@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
@@ -87,8 +88,7 @@ MAX_TS = (1 << 64) - 1
 """The largest timestamp; storage keys hold a ts as its difference from this."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyCodec:
+class KeyCodec(Struct, frozen=True):
     """Converts keys of one API version, keyspace and mode. Raises `UnsupportedFormat` for a keyspace that cannot be."""
 
     api_version: ApiVersion

@@ -1,21 +1,9 @@
-"""Programs that call compiled kernels, for a Python of their own."""
+"""Programs that call kernels, for a Python of their own."""
 
 CALL_ALL = """
-import json
-from tikv_br.formats import precompile
+import json, sys
+from tikv_br.formats import jit, precompile
 precompile.call_kernels()
-print(json.dumps({
-    f"{package}.{kernel.__qualname__}": [sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()), len(kernel.signatures)]
-    for package, kernel in precompile.kernels()
-}))
+print(json.dumps({"by_extension": jit.EXTENSION is not None, "numba": "numba" in sys.modules, "compiled": [each.__qualname__ for each in precompile.kernels()]}))
 """
-"""Calls all kernels once; prints cache hits, misses and signatures of each, as JSON."""
-
-CALL_ONE = """
-import json
-from tikv_br.formats import rawscan
-rawscan.measure(b"")
-from tikv_br.formats.kernels.rawscan import measure
-print(json.dumps([sum(measure.stats.cache_hits.values()), sum(measure.stats.cache_misses.values())]))
-"""
-"""Calls one kernel; prints its cache hits and misses, as JSON."""
+"""Calls all kernels once; prints who ran them, as JSON."""

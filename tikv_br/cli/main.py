@@ -26,8 +26,6 @@ from tikv_br.errors import Failure, OutputClosed, OutputFailed, UsageError
 from tikv_br.redaction import redact, secrets_in, visible, visible_lines
 
 PROGRAM = "tikv-br"
-_GC_THRESHOLDS = (100_000, 20, 20)
-"""Thresholds of the garbage collector: with Python's defaults, looking for garbage takes a fifth of the time in which modules are imported."""
 
 
 class Commands(LazyGroup):
@@ -138,7 +136,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     if arguments is None:
         pandas_import.keep_out()
-        gc.set_threshold(*_GC_THRESHOLDS)
     run_id.start()
     _prepare_streams()
     ignored = drop_foreign_variables()

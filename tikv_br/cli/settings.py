@@ -7,7 +7,6 @@ command line takes precedence over its environment variable, then come the comma
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +114,8 @@ def load(path: Path, context: typer.Context, word: str | None = None) -> ConfigF
 
     Raises `UsageError` if it cannot be read or is not TOML.
     """
+    import tomllib
+
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:

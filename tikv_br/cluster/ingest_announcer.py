@@ -58,7 +58,7 @@ def own_followers(cluster: Cluster) -> list[str]:
     return sorted(each.removeprefix(_SYNC_SERVICE) for each in cluster.ingests.followers() & live)
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Announcer:
     """Announces one ingest from before its first file until after its last. `close` it in any case."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.pb import kvrpcpb_pb2
@@ -88,8 +88,7 @@ GROWTH = 8
 """Largest growth from one page to the next, as a factor."""
 
 
-@dataclass(slots=True)
-class PageSizer:
+class PageSizer(Struct):
     """Chooses the rows of the next page by the weight of the last: stores have no limit by bytes."""
 
     most: int

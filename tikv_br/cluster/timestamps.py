@@ -16,11 +16,11 @@ MAX_TS = 2**64 - 1
 _MAX_MS = 253_402_300_800_000
 """Begin of the year 10000, which no calendar of Python has."""
 _AGE_PART = r"\d+ *(?:seconds?|minutes?|hours?|days?|weeks?|[smhdw])"
-_AGE_FORM = re.compile(rf"-({_AGE_PART}(?: *{_AGE_PART})*)|({_AGE_PART}(?: *{_AGE_PART})*) ago", re.IGNORECASE)
+_AGE_FORM = rf"(?i)-({_AGE_PART}(?: *{_AGE_PART})*)|({_AGE_PART}(?: *{_AGE_PART})*) ago"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _DAYS = "|".join(("today", "yesterday", *(f"{name}|{name[:3]}" for name in _WEEKDAYS)))
-_DAY_FORM = re.compile(rf"(?:last )?({_DAYS})(?:(?: at)?[ t](\d.*))?", re.IGNORECASE)
+_DAY_FORM = rf"(?i)(?:last )?({_DAYS})(?:(?: at)?[ t](\d.*))?"
 
 
 def compose(physical_ms: int, logical: int = 0) -> int:
@@ -83,13 +83,13 @@ def parse_ts(text: str, name: str, now: Callable[[], float] = time.time) -> int:
     if ts := parse_decimal(text, MAX_TS):
         return ts
     with contextlib.suppress(ValueError, OverflowError):
-        if found := _AGE_FORM.fullmatch(text):
+        if found := re.fullmatch(_AGE_FORM, text):
             parts = re.findall(r"(\d+) *([a-z])", (found[1] or found[2]).lower())
             age = sum((timedelta(**{_UNITS[unit]: int(count)}) for count, unit in parts), timedelta())
             moment = datetime.fromtimestamp(now(), UTC) - age
         elif text.lower() == "now":
             moment = datetime.fromtimestamp(now(), UTC)
-        elif found := _DAY_FORM.fullmatch(text):
+        elif found := re.fullmatch(_DAY_FORM, text):
             moment = _moment_of_day(found[1].lower(), found[2] or "00:00", datetime.fromtimestamp(now(), UTC))
         elif ":" in text:  # a day alone is no time
             moment = datetime.fromisoformat(text.removesuffix(" UTC"))

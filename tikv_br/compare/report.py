@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import operator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct, structs
 
 from tikv_br.formats.checksum import Checksum
@@ -55,8 +55,7 @@ class DifferentRange(NamedTuple):
     counts: Counts
 
 
-@dataclass
-class Meter:
+class Meter(Struct):
     """Number and size of requests to the clusters."""
 
     checksums: int = 0
@@ -73,17 +72,16 @@ class Meter:
         self.scanned_bytes += other.scanned_bytes
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """Result of comparisons; reports can be added."""
 
-    counts: Counts = field(default_factory=Counts)
-    ranges: list[DifferentRange] = field(default_factory=list)
-    keys: list[KeyDifference] = field(default_factory=list)
+    counts: Counts = msgspec.field(default_factory=Counts)
+    ranges: list[DifferentRange] = msgspec.field(default_factory=list)
+    keys: list[KeyDifference] = msgspec.field(default_factory=list)
     """The first different keys of each range."""
-    sums: Checksum = field(default_factory=Checksum)
+    sums: Checksum = msgspec.field(default_factory=Checksum)
     """Checksum of the compared rows of B, as B's stores compute it."""
-    meter: Meter = field(default_factory=Meter)
+    meter: Meter = msgspec.field(default_factory=Meter)
     puts: int = 0
     """Keys written to B."""
     deletes: int = 0

@@ -48,7 +48,7 @@ class Lineage(Struct, frozen=True):
     merged_from: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class BackupContext:
     """State that the steps share. The comment behind a field names the step that sets it."""
 

@@ -23,7 +23,7 @@ from tikv_br.restore.plan import IngestResult, RestorePlan, RestoreRange
 from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class RestoreContext:
     """State that the steps share. The comment behind a field names the step that sets it."""
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupSet
@@ -331,7 +331,7 @@ def runbook(
     """All steps: ``changes`` are left out by a dry run, and where the target already holds the backup."""
     if options.dry_run:
         return [*checks, FunctionStep("plan the changes", plan_changes)]
-    changes = [replace(line, action=_unless_restored(line.action)) for line in changes]
+    changes = [structs.replace(line, action=_unless_restored(line.action)) for line in changes]
     delete = FunctionStep("delete the restore checkpoint", while_locked(delete_checkpoint))
     return [*checks, *changes, *end, delete, FunctionStep("release the restore lock", release_restore_lock)]
 

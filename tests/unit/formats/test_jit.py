@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -9,60 +8,63 @@ from pathlib import Path
 
 import pytest
 
-from tikv_br.formats.jit import njit
+BY_NUMBA = {
+    "NUMBA_OPT": "3"
+}  # the default; but with a setting that could change code, none is taken that was compiled ahead
 
 
-def test_a_kernel_is_compiled() -> None:
+def result_of(folder: Path, code: str, **more: str) -> str:
+    """What a program prints, in which numba compiles kernels. It is a file, as code that belongs to none is not cached."""
+    (folder / "kernel.py").write_text(f"from tikv_br.formats.jit import njit\n{code}")
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, **BY_NUMBA, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths, **more}
+    command = [sys.executable, str(folder / "kernel.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_kernel_is_compiled(tmp_path: Path) -> None:
     """The bare decorator and the one with options both give compiled functions."""
-
-    def double(number: int) -> int:
-        return number + number
-
-    for kernel in (njit(double), njit(forceinline=True)(double)):
-        assert kernel(21) == 42
-        assert getattr(kernel, "signatures", None), "numba has compiled nothing"
+    code = (
+        "def double(number): return number + number\n"
+        "for kernel in (njit(double), njit(forceinline=True)(double)):\n"
+        "    print(kernel(21), len(kernel.signatures))\n"
+    )
+    assert result_of(tmp_path, code) == "42 1\n42 1"
 
 
 def test_a_kernel_without_a_place_for_its_cache_still_runs(tmp_path: Path) -> None:
     """Code that belongs to no file cannot be cached: it is compiled for the process alone instead of failing."""
-    program = 'exec("from tikv_br.formats.jit import njit\\n@njit\\ndef double(n): return n + n\\nprint(double(21))")'
-    command, environment = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
-    assert done.stdout == "42\n"
+    code = 'exec("@njit\\ndef double(n): return n + n\\nprint(double(21))")'
+    assert result_of(tmp_path, code, NUMBA_CACHE_DIR="", TMPDIR=str(tmp_path)) == "42"
 
 
-def test_a_kernel_whose_code_cannot_be_kept_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_whose_code_cannot_be_kept_still_runs(tmp_path: Path) -> None:
     """A full disk costs the cache, not the work."""
-
-    def refuse(*_: object) -> None:
-        refused.append(True)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    refused: list[bool] = []
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", refuse)
-
-    def triple(number: int) -> int:
-        return 3 * number
-
-    assert njit(triple)(14) == 42
-    assert refused
+    code = (
+        "import errno, numba.core.caching as caching\n"
+        "def refuse(*_):\n"
+        "    print('refused')\n"
+        "    raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "caching.IndexDataCacheFile.save = refuse\n"
+        "@njit\n"
+        "def triple(number): return 3 * number\n"
+        "print(triple(14))\n"
+    )
+    assert result_of(tmp_path, code) == "refused\n42"
 
 
 def test_a_kernel_runs_when_no_byte_can_be_written(tmp_path: Path) -> None:
     """Without any writable directory the code is compiled, and not cached."""
-    (tmp_path / "kernel.py").write_text(
+    code = (
         "import resource\n"
-        "from tikv_br.formats.jit import njit\n"
         "@njit\n"
         "def double(n): return n + n\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
         "assert double(21) == 42\n"
     )
-    paths = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": paths}
-    command = [sys.executable, str(tmp_path / "kernel.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
+    assert result_of(tmp_path, code) == ""
 
 
 COUNT_COMPILATIONS = """
@@ -73,11 +75,6 @@ import numpy as np
 memory.copy(np.zeros(8, np.uint8), 0, np.zeros(8, np.uint8), 0, 8)
 print(json.dumps([sum(memory.copy.stats.cache_hits.values()), sum(memory.copy.stats.cache_misses.values())]))
 """
-
-
-NOT_AHEAD = {
-    "NUMBA_OPT": "3"
-}  # the default; but with a setting that could change code, none is taken that was compiled ahead
 
 
 def compilations(temporary: Path, meanwhile: str = "") -> list[int]:
@@ -92,7 +89,7 @@ def compilations(temporary: Path, meanwhile: str = "") -> list[int]:
         text=True,
         check=True,
         timeout=120,
-        env={**os.environ, **nowhere_else, **NOT_AHEAD, "TMPDIR": str(temporary)},
+        env={**os.environ, **nowhere_else, **BY_NUMBA, "TMPDIR": str(temporary)},
     )
     found: list[int] = json.loads(done.stdout)
     return found
