@@ -12,8 +12,9 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import structs
 
 from tikv_br import records
 from tikv_br.archive.records import Checkpoint, check_id, newest_checkpoint
@@ -111,7 +112,7 @@ class ObjectCheckpoints(CheckpointStore):
             raise SyncFenced(
                 f"another process has taken over sync {self._folder}: the epoch is {newest}, this process had {self._epoch}"
             )
-        data = records.dump(replace(checkpoint, epoch=self._epoch))
+        data = records.dump(structs.replace(checkpoint, epoch=self._epoch))
         self._store.put(self._checkpoint_name(self._epoch), data)
         if not self._cleaned_up:
             self._remove_older()
@@ -176,7 +177,7 @@ class EtcdCheckpoints(CheckpointStore):
 
     def save(self, checkpoint: Checkpoint) -> None:
         self._fence()
-        put = Put(self._checkpoint, dump(replace(checkpoint, epoch=self._epoch)))
+        put = Put(self._checkpoint, dump(structs.replace(checkpoint, epoch=self._epoch)))
         ours = [modified_at(self._owner, self._epoch)]
         if not self._epoch or not self._etcd.transact(ours, [put], repeatable=True).succeeded:
             raise SyncFenced(f"another process has taken over sync {self._id}; this process had epoch {self._epoch}")

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import structs
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.timestamps import physical_ms, show_ts
@@ -196,7 +198,7 @@ class Replicator:
         began = self._saved_at = time.monotonic()
         if self._checkpoint_ts == self._saved_ts:
             return
-        checkpoint = replace(
+        checkpoint = structs.replace(
             self._start,
             checkpoint_ts=self._checkpoint_ts,
             resolved_ts=self._resolved_ts,

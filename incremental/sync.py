@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from msgspec import structs
+
 from tikv_br.archive.maintenance import check_active, state_of
 from tikv_br.archive.records import LogState
 from tikv_br.backupset.backup_set import BackupSet
@@ -313,7 +315,7 @@ def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Che
     found = checkpoints.load()
     if found is not None:
         _check_subject(found, start.subject, start.keyspace)
-    first = replace(found or start, keyspace=start.keyspace, epoch=epoch, saved_ms=time.time_ns() // 1_000_000)
+    first = structs.replace(found or start, keyspace=start.keyspace, epoch=epoch, saved_ms=time.time_ns() // 1_000_000)
     checkpoints.save(first)
     keeper.advance(first.checkpoint_ts - 1)
     return first
@@ -345,7 +347,7 @@ def _leave(cluster: Cluster, keeper: SafePointKeeper, gc_ttl: int, ended: Follow
         with clean_up(time.monotonic()):
             leave(keeper, gc_ttl)
             with suppress(EtcdError):  # then a sync with other state waits before it starts
-                cluster.ingests.register_follower(keeper.service_id, replace(ended, has_ended=True))
+                cluster.ingests.register_follower(keeper.service_id, structs.replace(ended, has_ended=True))
     except SafePointError:
         raise
     except ClusterError as error:

@@ -9,9 +9,10 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, merge_backup
@@ -30,26 +31,25 @@ from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.run import RestoreSummary, check_target_alone, restore
-from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
+from tikv_br.resume_options import MayChange, chosen, compared_as
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 
-@dataclass(frozen=True, slots=True)
-class PointOptions:
+class PointOptions(Struct, frozen=True):
     """Options of a restore to a point in time."""
 
-    restore: RestoreOptions = field(metadata=compared_as("its fields"))
+    restore: Annotated[RestoreOptions, compared_as("its fields")]
     """`storage` is the newest backup to use: a full one, or an increment."""
-    log: LogSource | None = field(metadata=compared_as("sources"))
-    ts: int = field(metadata=compared_as("ts"))
+    log: Annotated[LogSource | None, compared_as("sources")]
+    ts: Annotated[int, compared_as("ts")]
     """0 = the last one possible."""
-    before_ts: int = field(default=0, metadata=compared_as("ts"))
+    before_ts: Annotated[int, compared_as("ts")] = 0
     """Exclusive upper limit of the rows' times: `ts` is earlier by the age of stores' timestamps; 0 = no such limit."""
-    allow_inexact: bool = field(default=False, metadata=compared_as("allow_inexact"))
+    allow_inexact: Annotated[bool, compared_as("allow_inexact")] = False
     """Value of `MergeOptions.allow_inexact`."""
-    work: StorageLocation | None = field(default=None, metadata=MAY_CHANGE)
+    work: MayChange[StorageLocation | None] = None
     """Folder for the temporary backup; None = beside the log or, without one, beside the backup."""
 
 
@@ -128,8 +128,8 @@ def restore_to_point(
     else:  # the target is checked before a merge that may take hours
         # Files without the record of a run: `remove_temporary` was interrupted, which comes after a restore. So the target may have their rows.
         removing = not exists(store, layout.RUN) and any(store.list())
-        base = replace(wanted, storage=sources.base.store.location, via=Via.AUTO)
-        limits = check_target_alone(replace(base, allow_overwrite=wanted.allow_overwrite or removing))
+        base = structs.replace(wanted, storage=sources.base.store.location, via=Via.AUTO)
+        limits = check_target_alone(structs.replace(base, allow_overwrite=wanted.allow_overwrite or removing))
         if removing and not wanted.dry_run:
             abort_backup(work, None, wanted.lock_wait)
     if wanted.dry_run:
@@ -137,9 +137,9 @@ def restore_to_point(
         return PointSummary(ts, uncertainty, window, sources.urls, report, None)
     with _removed_if_refused(wanted, store):
         if not merged:
-            report = merge_backup(replace(_merge_options(options, work), limits=tuple(limits)), reporter)
+            report = merge_backup(structs.replace(_merge_options(options, work), limits=tuple(limits)), reporter)
         backup = BackupSet.open(store)
-        restored = restore(replace(wanted, storage=work), reporter, on_plan)
+        restored = restore(structs.replace(wanted, storage=work), reporter, on_plan)
     remove_temporary(store)
     restored = structs.replace(restored, seconds=round(time.monotonic() - began, 3))  # with the merge
     return PointSummary(backup.backup_ts, uncertainty, window, sources.urls, report, restored)

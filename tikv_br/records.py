@@ -1,4 +1,4 @@
-"""JSON records that detect damage: dataclasses, strictly typed by msgspec, versioned and hashed."""
+"""JSON records that detect damage: structs and dataclasses, strictly typed by msgspec, versioned and hashed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 import operator
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, overload
 
 import msgspec
@@ -22,8 +22,6 @@ from tikv_br.formats.errors import UnsupportedFormat
 
 FORMAT_VERSION = 2
 """The newest version of documents. A dataclass whose documents a reader of version 1 must refuse has a property `format_version`."""
-LATER: Mapping[str, bool] = {"later": True}
-"""Metadata of a dataclass's field that older documents do not have; they get its default value."""
 
 MAX_MILLISECONDS = 250_000_000_000_000
 """Upper limit for times and durations in records: until the year 9892, which calendars of programs can still show."""
@@ -31,6 +29,8 @@ Milliseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MILLISECONDS)
 """A time since the epoch, or a duration, in a record."""
 
 T = TypeVar("T")
+Later: TypeAlias = Annotated[T, msgspec.Meta(extra={"later": True})]
+"""The type of a struct's field that older documents do not have; they get its default value."""
 if TYPE_CHECKING:
     RecordSequence: TypeAlias = Sequence[T]
 else:
@@ -261,11 +261,11 @@ def _fields(kind: Any) -> _Fields:  # noqa: ANN401 - a dataclass or struct
             name: of for each in reversed(kind.__mro__) for name, of in vars(each).get("__annotations__", {}).items()
         }
         types = {name: hints[name] for name in sorted(kind.__struct_fields__)}
-        later = {}
+        defaults = dict(zip(reversed(kind.__struct_fields__), reversed(kind.__struct_defaults__), strict=False))
     else:
-        fields = sorted(dataclasses.fields(kind), key=lambda field: field.name)
-        types = {field.name: field.type for field in fields}
-        later = {field.name: field.default for field in fields if field.metadata.get("later")}
+        types = {field.name: field.type for field in sorted(dataclasses.fields(kind), key=lambda field: field.name)}
+        defaults = {}
+    later = {name: defaults[name] for name, of in types.items() if "Later[" in of}
     names = tuple(types)
     get = operator.attrgetter(*names)
     binary, versions = ({name for name, of in types.items() if kind in str(of)} for kind in ("Hex", "ApiLabel"))

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from msgspec import NODEFAULT, Struct, structs
+from msgspec import NODEFAULT, Meta, Struct, structs
 
+T = TypeVar("T")
 _RESUME = "resume"
 _NONE = (MISSING, NODEFAULT)
-MAY_CHANGE: Mapping[str, str] = {_RESUME: ""}
-"""Metadata of the field of an option that decides on no content: the resumed run may have another value."""
+MayChange: TypeAlias = Annotated[T, Meta(extra={_RESUME: ""})]
+"""The type of an option that decides on no content: the resumed run may have another value."""
 
 
-def compared_as(name: str) -> Mapping[str, str]:
-    """Metadata of the field of an option that is compared by what follows from it: ``name`` in the record of the run."""
-    return {_RESUME: name}
+def compared_as(name: str) -> Meta:
+    """Of a field's type: the option is compared by what follows from it, ``name`` in the record of the run."""
+    return Meta(extra={_RESUME: name})
+
+
+@functools.cache
+def declarations(options: type[Struct]) -> Mapping[str, str]:
+    """The fields that are declared `MayChange` (``""``), or `compared_as` another name."""
+    notes = {each.name: getattr(each.type, "__metadata__", ()) for each in structs.fields(options)}
+    extra = {name: [note.extra or {} for note in found if isinstance(note, Meta)] for name, found in notes.items()}
+    return {name: each[_RESUME] for name, found in extra.items() for each in found if _RESUME in each}
 
 
 def compared(record: object) -> dict[str, object]:
@@ -52,9 +62,10 @@ def chosen_differences(begun: Iterable[str] | None, wanted: Iterable[str] | None
 
 def _values(record: Any) -> Iterator[tuple[str, object, object]]:  # noqa: ANN401 - any dataclass or struct
     """Name, value and default of each compared field."""
+    declared = declarations(type(record)) if isinstance(record, Struct) else {}
     for each in structs.fields(record) if isinstance(record, Struct) else fields(record):
         value = getattr(record, each.name)
-        if _RESUME in getattr(each, "metadata", ()):
+        if each.name in declared:
             continue
         if is_dataclass(value) or isinstance(value, Struct):
             yield from ((f"{each.name}_{name}", inner, default) for name, inner, default in _values(value))

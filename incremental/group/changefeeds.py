@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
+from msgspec import structs
+
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd_values import Delete, Put, absent, modified_at, none_with
 from tikv_br.cluster.keyspaces import keyspace_names
@@ -50,7 +52,7 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
     `BackupSetError` for a backup to start from.
     """
     codec = source_codec(source, keyspace)
-    info = replace(asked, keyspace_id=codec.keyspace_id)
+    info = structs.replace(asked, keyspace_id=codec.keyspace_id)
     origin = _origin(source, info)
     target = parse(asked.sink)
     check_has_feed(source, writes_log=isinstance(target, LogTarget))
@@ -61,7 +63,7 @@ def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start
         opened = wait_for_sink(stack, target, origin, sink, retries)
         place = info.place if opened is None else opened.place
         start_ts = resolve(start, source, info.range, writes_log=isinstance(target, LogTarget))
-        return replace(info, place=place, start_ts=start_ts, keyspace_name=origin.keyspace_name)
+        return structs.replace(info, place=place, start_ts=start_ts, keyspace_name=origin.keyspace_name)
 
 
 def _origin(source: Cluster, info: ChangefeedInfo) -> Origin:
@@ -73,7 +75,7 @@ def moved(info: ChangefeedInfo, url: str, source: Cluster, sink: SinkOptions) ->
     """A changefeed with another address of its sink. Raises `SyncStateMismatch` where that is another sink, `ClusterError`."""
     with open_sink(parse(url), replace(_origin(source, info), resumes=True), sink) as opened:
         info.check_place(opened.place)
-    return replace(info, sink=url)
+    return structs.replace(info, sink=url)
 
 
 log = logging.getLogger(__name__)
@@ -128,7 +130,7 @@ class Changefeeds:
         """
         keys, etcd = self._store.keys, self._store.etcd
         key, names = keys.of("changefeed", info.id), [each for each in (info.id, former_id) if each]
-        paused = Put(key, dump(replace(info, state=ChangefeedState.PAUSED)))
+        paused = Put(key, dump(structs.replace(info, state=ChangefeedState.PAUSED)))
         unused = [absent(keys.of("changefeed", each)) for each in names]
         made = etcd.transact([*unused, none_with(keys.of("sync", f"{info.id}/"))], [paused])
         if not made.succeeded:
@@ -162,13 +164,13 @@ class Changefeeds:
                 changefeed_id,
                 error.message,
             )
-        return self._edit(changefeed_id, lambda found: replace(found, state=ChangefeedState.PAUSED))
+        return self._edit(changefeed_id, lambda found: structs.replace(found, state=ChangefeedState.PAUSED))
 
     def resume(self, changefeed_id: str) -> ChangefeedInfo:
         """Resume from the checkpoint. Raises `ChangefeedNotFound`, and `SafePointError` if GC has passed it."""
         state, info = self._find(changefeed_id)
         self._protect(info, state.checkpoint_ts(changefeed_id))
-        return self._edit(changefeed_id, lambda found: replace(found, state=ChangefeedState.NORMAL, error=""))
+        return self._edit(changefeed_id, lambda found: structs.replace(found, state=ChangefeedState.NORMAL, error=""))
 
     def update(self, changefeed_id: str, edit: Edit) -> ChangefeedInfo:
         """Change its options. Raises `ChangefeedNotFound`, and `ChangefeedBusy` if it is running."""
@@ -228,7 +230,7 @@ class Changefeeds:
         if info is None:
             return True
         if info.state is not ChangefeedState.REMOVING:
-            self._replace(state, replace(info, state=ChangefeedState.REMOVING))
+            self._replace(state, structs.replace(info, state=ChangefeedState.REMOVING))
             return False
         held = {task.capture for task in state.tasks_of(changefeed_id)} - {""}
         if not held <= dead.gone(state):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from tikv_br import records
 from tikv_br.cluster.etcd_values import Compare, KeyValue, absent, created_at, unchanged
@@ -85,8 +86,7 @@ class CaptureInfo:
     """Milliseconds after the end of its lease in which its writes may still arrive at a sink."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangefeedInfo:
+class ChangefeedInfo(Struct, frozen=True):
     """The definition of a changefeed: source range, sink and options."""
 
     id: str
@@ -117,9 +117,9 @@ class ChangefeedInfo:
     """Maximum wait between retries of a failing sink."""
     batch_rows: Positive = 512
     """Maximum number of rows per request to the sink."""
-    rate_limit: Count = field(default=0, metadata=records.LATER)
+    rate_limit: records.Later[Count] = 0
     """Maximum bytes of keys and values per second to the sink, shared equally by the sub-spans; 0 = unlimited."""
-    keyspace_name: str = field(default="", metadata=records.LATER)
+    keyspace_name: records.Later[str] = ""
     """Name of the keyspace in PD when the changefeed was made; empty = it had none, or it was not recorded."""
     error: str = ""
     """Error that made the changefeed fail; empty = none."""
@@ -182,8 +182,7 @@ class ChangefeedTask:
         return TaskId(self.changefeed, self.number)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Progress of a task. All changes of its sub-span up to `checkpoint_ts` are at the sink."""
 
     changefeed: str
@@ -204,7 +203,7 @@ class Progress:
     sorter_bytes: int = 0
     error: str = ""
     """The last error; if the task has failed, the reason."""
-    missed: tuple[str, ...] = field(default=(), metadata=records.LATER)
+    missed: records.Later[tuple[str, ...]] = ()
     """Missed changes, as in `tikv_br.archive.records.Checkpoint`."""
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import structs
 
 from tikv_br.archive.records import check_id
 from tikv_br.cluster.etcd_values import Compare, Delete, KeyValue, Put
@@ -56,7 +57,9 @@ class GroupStore:
         `right` is a condition that proves the caller's right to do so. Raises `EtcdError`.
         """
         key = self.keys.of("changefeed", changefeed_id)
-        failed = replace(state.changefeeds[changefeed_id], state=ChangefeedState.FAILED, error=redact(error.message))
+        failed = structs.replace(
+            state.changefeeds[changefeed_id], state=ChangefeedState.FAILED, error=redact(error.message)
+        )
         if self.etcd.transact([right, state.unchanged(key)], [Put(key, dump(failed))], repeatable=True).succeeded:
             log.error("changefeed %s has failed: %s", changefeed_id, error.message)
 

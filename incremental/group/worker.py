@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import structs
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import TlsFiles
@@ -118,7 +120,7 @@ class TaskCheckpoints(CheckpointStore):
         return self._start if item is None else load_progress(item)
 
     def _progress(self, reached: Checkpoint | Progress, error: str) -> Progress:
-        progress = replace(
+        progress = structs.replace(
             self._start,
             checkpoint_ts=reached.checkpoint_ts,
             resolved_ts=reached.resolved_ts,
@@ -129,7 +131,7 @@ class TaskCheckpoints(CheckpointStore):
         if self.status is None:
             return progress
         status = self.status()
-        return replace(
+        return structs.replace(
             progress,
             events=status.events,
             written=status.written,

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from msgspec import structs
+
 from tikv_br import __version__
 from tikv_br.archive.records import InexactPeriod, MissedIngest
 from tikv_br.archive.writer import LogWriter
@@ -268,7 +270,9 @@ class Origin:
         if not isinstance(sink, TikvSink) or sink.keyspace_id is None or not self.whole.start:
             return found  # a replay of a topic does not know the range of its source
         span = KeyCodec(ApiVersion.V2, self.keyspace_id).user_range(self.whole)
-        return replace(found, target=sink.cluster_id, keyspaces=(self.keyspace_id, sink.keyspace_id), spans=(span,))
+        return structs.replace(
+            found, target=sink.cluster_id, keyspaces=(self.keyspace_id, sink.keyspace_id), spans=(span,)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +395,7 @@ def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
     log_id = target.id_for(origin.changefeed_id)
     # A short patience: the pipeline retries, and checks between retries whether it must stop.
     patience = min(target.location.s3.patience, RETRY_SECONDS)
-    location = replace(target.location, s3=replace(target.location.s3, patience=patience))
+    location = replace(target.location, s3=structs.replace(target.location.s3, patience=patience))
     description = LogDescription(
         log_id=log_id,
         tool_version=__version__,

@@ -11,13 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from tests.e2e.command import PROGRAM, QUICK, Done, environment, tikv_br
 from tests.integration.kafka_server import kafka_broker
@@ -205,7 +205,7 @@ def clear(live: LiveCluster) -> None:
     for keyspace in (0, 7, 12):
         live.raw(keyspace).delete_range(EVERY_KEY)
     for service, found in live.cluster.ingests.running().items():
-        live.cluster.ingests.register_follower(service, replace(found, has_ended=True))
+        live.cluster.ingests.register_follower(service, structs.replace(found, has_ended=True))
 
 
 def test_backup(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.e2e.command import PROGRAM, environment, succeed
 from tests.support.documented import checked
@@ -185,8 +185,8 @@ def test_status_at_level_data_counts_the_rows(tmp_path: Path) -> None:
     first = min((tmp_path / LOG / "segments").iterdir())
     name = first.relative_to(tmp_path).as_posix()
     found = read_record(store, Segment, name)
-    wrong = dataclasses.replace(found.files[0], total_kvs=found.files[0].total_kvs + 1)
-    write_record(store, name, dataclasses.replace(found, files=(wrong,)))
+    wrong = structs.replace(found.files[0], total_kvs=found.files[0].total_kvs + 1)
+    write_record(store, name, structs.replace(found, files=(wrong,)))
     place = ["--storage", f"local://{tmp_path}", "--id", LOG]
     assert run("status", *place, "--level", "files").returncode == 0
     done = run("status", *place, "--level", "data")

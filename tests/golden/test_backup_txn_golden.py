@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.support.one_store import OneStore
 from tests.unit.dataflow.samples import options
@@ -112,7 +112,7 @@ class Replay:
         self.recorded = recorded_request(folder / name)
         self.span = KeyRange(self.recorded.start_key, self.recorded.end_key)
         self._wanted = options(key_mode=KeyMode.TXN)
-        self._wanted = replace(self._wanted, storage=StorageLocation("local", str(place)))
+        self._wanted = structs.replace(self._wanted, storage=StorageLocation("local", str(place)))
         self._job = job_of(folder, self.recorded.end_version, self._wanted)
 
     def _answer(self, request: brpb_pb2.BackupRequest) -> list[brpb_pb2.BackupResponse]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import cast
 
 import pytest
 from fastcrc import crc64
+from msgspec import structs
 
 from tests.support.txn_backups import recorded_codec, recorded_value
 from tests.unit.cluster.fakes import KV, FakeCluster, region, with_leader
@@ -57,7 +57,7 @@ class Replay:
 
     def checksum(self) -> Checksum:
         """The checksum of the whole range."""
-        codec = replace(recorded_codec(self.folder), mode=KeyMode.TXN)
+        codec = structs.replace(recorded_codec(self.folder), mode=KeyMode.TXN)
         with Cluster.connect(self.fake.config()) as connected:
             cluster = SimpleNamespace(
                 router=connected.router,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.reading import golden_rows
 from tikv_br.backup import store as store_task
@@ -74,7 +74,7 @@ def test_timestamps_and_expiry_are_those_of_the_rows(golden: Path, name: str) ->
         expiring += len(limited)
         data = (golden / "backups" / name / "data" / file.name).read_bytes()
         assert entry.tail_sha256 == hashlib.sha256(data[-entry.tail_size :]).digest()
-        assert replace(entry, tail_sha256=b"", tail_size=0, min_ts=0, max_ts=0, expiry=Expiry()) == file
+        assert structs.replace(entry, tail_sha256=b"", tail_size=0, min_ts=0, max_ts=0, expiry=Expiry()) == file
     assert bool(expiring) == CASES[name][0].has_ttl
 
 

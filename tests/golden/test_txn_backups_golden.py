@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec import structs
 
 from tests.support.txn_backups import make_backup, make_foreign_backup, recorded_codec, recorded_files, recorded_rows
 from tests.unit.formats.sst.tables import Row
@@ -313,7 +314,9 @@ def test_an_index_with_both_modes(golden: Path, recorded: Path, tmp_path: Path) 
     assert {each.entry.id: each.entry for each in index.read()} == {entry.id: entry for entry in entries}
     assert {entry.key_mode for entry in entries} == {KeyMode.TXN}
     assert len({entry.scope for entry in entries}) == 1
-    raw = entry_of("raw", replace(made[0], description=replace(made[0].description, key_mode=KeyMode.RAW)))
+    raw = entry_of(
+        "raw", structs.replace(made[0], description=structs.replace(made[0].description, key_mode=KeyMode.RAW))
+    )
     assert raw.scope != entries[0].scope
     assert json.loads(index.root.get(f"{ENTRIES}/{entries[0].id}.json"))["format_version"] == 2
     assert json.loads(records.dump(raw))["format_version"] == 1

@@ -7,11 +7,12 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
@@ -136,7 +137,7 @@ def test_a_restore_holds_the_limit_and_lifts_it(live: LiveCluster, tmp_path: Pat
     with live_cluster(tmp_path / "target", ApiVersion.V1, stores=1) as target:
         reported = target.fail("SetDownloadSpeedLimit", {"delay": {"seconds": 0.0}}, count=-1)
         options = RestoreOptions(target.config, place, rate_limit=LIMIT, allow_overwrite=True)
-        holds(lambda limit: restored_in_a_second(replace(options, rate_limit=limit)))
+        holds(lambda limit: restored_in_a_second(structs.replace(options, rate_limit=limit)))
         before = target.hits(reported)
         assert before % 2 == 0
         target.fail("Download", {"abort": {"code": "UNIMPLEMENTED", "details": "no such call"}}, count=-1)
@@ -176,7 +177,7 @@ def test_uploads_hold_the_limit(live: LiveCluster, tmp_path: Path) -> None:
     backup(BackupOptions(live.config, place, engine="store"))
     with live_cluster(tmp_path / "target", ApiVersion.V1, stores=1) as target:
         options = RestoreOptions(target.config, place, rate_limit=LIMIT, allow_overwrite=True, via=Via.UPLOAD)
-        holds(lambda limit: restored_in_a_second(replace(options, rate_limit=limit)))
+        holds(lambda limit: restored_in_a_second(structs.replace(options, rate_limit=limit)))
 
 
 def test_a_spark_cluster_must_say_among_how_many_tasks_it_is_divided(tmp_path: Path) -> None:
@@ -186,5 +187,5 @@ def test_a_spark_cluster_must_say_among_how_many_tasks_it_is_divided(tmp_path: P
     options = BackupOptions(config, place, rate_limit=1, executor="spark", spark_master="spark://host:7077")
     with pytest.raises(UsageError, match="--concurrency"):
         options.check()
-    replace(options, concurrency=8).check()
-    replace(options, spark_master="local[4]").check()
+    structs.replace(options, concurrency=8).check()
+    structs.replace(options, spark_master="local[4]").check()

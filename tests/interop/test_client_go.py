@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.interop.conftest import Clusters, Connect
 from tests.interop.line_client import LineClient
@@ -164,7 +165,7 @@ def test_it_reads_what_we_restore(
     options = BackupOptions(
         loaded.live.config, place, dst_api_version=target, executor="driver", allow_loss=frozenset(Loss)
     )
-    summary = backup(replace(options, engine=engine)).summary  # type: ignore[arg-type]
+    summary = backup(structs.replace(options, engine=engine)).summary
     go = client_go(restored)
     try:
         assert restore(RestoreOptions(restored.config, place)).verified

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.integration.s3_servers import BUCKET, S3Server, versitygw_server
 from tests.interop.conftest import Clusters
@@ -161,7 +161,7 @@ def label(value: object) -> str:
 def write(live: LiveCluster, place: StorageLocation, **changes: object) -> None:
     """Back up into several files, on the driver."""
     usual = BackupOptions(live.config, place, executor="driver", file_bytes=64 << 10, allow_loss=frozenset(Loss))
-    backup(replace(usual, **changes))  # type: ignore[arg-type]
+    backup(structs.replace(usual, **changes))
 
 
 def assert_alike(ours: Directory, theirs: Directory, api_version: ApiVersion) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from tests.support.ledgers import begin_backup
 from tikv_br.backupset import backupmeta, layout
@@ -54,7 +55,7 @@ def recorded_codec(folder: Path) -> KeyCodec:
 
 def make_backup(store: ObjectStore, folder: Path) -> Manifest:
     """A backup by tikv-br, as `backup txn` makes it, of a recorded one."""
-    codec = replace(recorded_codec(folder), mode=KeyMode.TXN)
+    codec = structs.replace(recorded_codec(folder), mode=KeyMode.TXN)
     writer, whole = begin_backup(store), codec.rpc_range()
     files = tuple(_copied(store, folder, file) for file in recorded_files(folder))
     description = Description(
@@ -82,7 +83,7 @@ def _copied(store: ObjectStore, folder: Path, file: brpb_pb2.File) -> FileEntry:
     with FileWriter(store, f"sst/0_a1/0/{file.name.rpartition('/')[2]}") as writer:
         writer.write((folder / "files" / file.name).read_bytes())
         stored = writer.close()
-    return replace(backupmeta.decode_file(file), **stored._asdict())
+    return structs.replace(backupmeta.decode_file(file), **stored._asdict())
 
 
 def make_foreign_backup(store: ObjectStore, folder: Path, *, is_flat: bool = False) -> None:

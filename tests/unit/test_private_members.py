@@ -32,11 +32,11 @@ def test_no_other_private_member_is_used() -> None:
 def test_numba_has_the_cache_that_is_guarded() -> None:
     """`tikv_br.formats.jit` replaces two of its methods and reads its path."""
 
-    @numba.njit(cache=True)  # type: ignore[untyped-decorator]
+    @numba.njit(cache=True)
     def double(number: int) -> int:
         return number + number
 
-    cache = double._cache
+    cache = double._cache  # type: ignore[attr-defined]
     assert isinstance(cache.cache_path, str)
     assert callable(cache.load_overload)
     assert callable(cache.save_overload)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -208,10 +209,9 @@ def test_empty_and_truncated_documents_say_so() -> None:
 def test_a_field_that_came_later_may_be_missing() -> None:
     """An older document reads, with the default value; a newer one that does not need the field is as an older one."""
 
-    @dataclass(frozen=True)
-    class New:
+    class New(msgspec.Struct, frozen=True):
         data: Hex
-        notes: tuple[int, ...] = field(default=(), metadata=records.LATER)
+        notes: records.Later[tuple[int, ...]] = ()
 
     old = records.dump(Inner(b"x"))
     assert records.dump(New(b"x")) == old

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, get_type_hints
 
 import pytest
+from msgspec import Struct, structs
 
 from tikv_br.backup.merge import MergeOptions
 from tikv_br.backupset.manifest import Description, RunRecord
@@ -16,7 +17,15 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.point_in_time import PointOptions
 from tikv_br.restore.options import Restamp, RestoreOptions
-from tikv_br.resume_options import MAY_CHANGE, chosen, chosen_differences, compared, compared_as, differences
+from tikv_br.resume_options import (
+    MayChange,
+    chosen,
+    chosen_differences,
+    compared,
+    compared_as,
+    declarations,
+    differences,
+)
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation
 from tikv_br.tasks.inputs import Input
@@ -26,12 +35,11 @@ PLACE = StorageLocation("local", "/backups")
 STAGE = StageOptions(Input("/rows.parquet", "key", "value"))
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Options of an operation."""
 
-    place: str = field(metadata=MAY_CHANGE)
-    engine: str = field(default="auto", metadata=compared_as("chosen_engine"))
+    place: MayChange[str]
+    engine: Annotated[str, compared_as("chosen_engine")] = "auto"
     level: int = 3
     key: bytes = b""
     losses: frozenset[str] = frozenset()
@@ -53,19 +61,19 @@ class Sample:
 )
 def test_each_option_is_compared_or_declared(options: Any, names: set[str]) -> None:  # noqa: ANN401 - a class of options
     """A new option is compared: it must be added here, or declared at its field."""
-    declared = {each.name for each in fields(options) if "resume" in each.metadata}
-    assert {each.name for each in fields(options)} - declared == names
-    assert not {each.name for each in fields(options) if each.type == "SecretText"} - declared
+    declared, types = set(declarations(options)), get_type_hints(options)
+    assert set(types) - declared == names
+    assert not {name for name, of in types.items() if of is SecretText} - declared
 
 
 @pytest.mark.parametrize("options", [BackupOptions, MergeOptions])
 def test_options_compared_by_the_record_of_the_run_are_in_it(options: Any) -> None:  # noqa: ANN401 - as above
     """The record has a field of that name, which a resumed run must share."""
     recorded = {
-        each.name for kind in (Description, RunRecord) for each in fields(kind) if "resume" not in each.metadata
+        name for kind in (Description, RunRecord) for name in set(kind.__struct_fields__) - set(declarations(kind))
     }
     checked = {"backup_ts", "its fields"}  # by find_resumable_merge; by themselves
-    assert {each.metadata["resume"] for each in fields(options) if each.metadata.get("resume")} <= recorded | checked
+    assert set(filter(None, declarations(options).values())) <= recorded | checked
 
 
 @pytest.mark.parametrize(
@@ -80,13 +88,13 @@ def test_options_compared_by_the_record_of_the_run_are_in_it(options: Any) -> No
 )
 def test_a_load_of_another_input_is_another_load(changes: dict[str, Any]) -> None:
     """Also of the same bucket and path at another server."""
-    assert replace(STAGE, **changes).identity(CLUSTER) != STAGE.identity(CLUSTER)
+    assert structs.replace(STAGE, **changes).identity(CLUSTER) != STAGE.identity(CLUSTER)
 
 
 def test_a_load_with_other_credentials_is_the_same() -> None:
     """They are not part of the name of the staging folder, nor is the number of partitions."""
     secret = CloudFlags(s3=S3Options(secret_access_key=SecretText("word"), patience=5.0))
-    assert replace(STAGE, clouds=secret, partitions=7).identity(CLUSTER) == STAGE.identity(CLUSTER)
+    assert structs.replace(STAGE, clouds=secret, partitions=7).identity(CLUSTER) == STAGE.identity(CLUSTER)
 
 
 def test_the_name_of_a_load_is_that_of_older_versions() -> None:

@@ -229,8 +229,7 @@ FILE_BYTES = 96 << 20
 """Keys and values of a file, about."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionOptions(ExecutorOptions):
+class CompactionOptions(ExecutorOptions, frozen=True):
     """Options of a compaction."""
 
     storage: StorageLocation

@@ -19,8 +19,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from tikv_br.backupset.coverage import keyspaces_in
 from tikv_br.backupset.files import FileEntry, replaced_size_damage
@@ -30,7 +32,7 @@ from tikv_br.backupset.sealed import read_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, UsageError
 from tikv_br.formats.json_types import ApiLabel, Hex
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.records import LATER, Milliseconds, load
+from tikv_br.records import Later, Milliseconds, load
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT
 from tikv_br.storage.url import StorageLocation
@@ -59,8 +61,7 @@ def check_id(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class LogDescription:
+class LogDescription(Struct, frozen=True):
     """Description of a log. Written once, when the log starts."""
 
     log_id: str
@@ -79,9 +80,9 @@ class LogDescription:
     """True if the writer saves its checkpoint beside the segments, so that a missing last segment is detected."""
     encryption: str = PLAINTEXT
     """`Crypter.method` of files and records."""
-    keyspace_name: str = field(default="", metadata=LATER)
+    keyspace_name: Later[str] = ""
     """Name of the keyspace in PD; empty = it has none, or it was not recorded."""
-    keyspace_names: tuple[str, ...] = field(default=(), metadata=LATER)
+    keyspace_names: Later[tuple[str, ...]] = ()
     """Names of the keyspaces of a log of several, in the order of their ids; empty for a log of one."""
 
     @property
@@ -156,8 +157,7 @@ class MissedIngest(Period):
     """The command that ingested them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """Every change of `span` with from_ts < ts <= to_ts is in its files, or in an earlier segment's.
 
     This holds for every writer and at any later time. Segments may overlap, and the same row (key and ts) may be in several.
@@ -178,11 +178,11 @@ class Segment:
     """Milliseconds since the epoch."""
     token: str
     """Random: 8 hexadecimal digits."""
-    inexact: tuple[InexactPeriod, ...] = field(default=(), metadata=LATER)
+    inexact: Later[tuple[InexactPeriod, ...]] = ()
     """Keys and times of which the files may lack versions; the times may lie outside the segment."""
-    replaces: tuple[str, ...] = field(default=(), metadata=LATER)
+    replaces: Later[tuple[str, ...]] = ()
     """Names of segments of the same span all of whose rows and periods this one has too: made by a compaction. See `replaced`."""
-    missed: tuple[MissedIngest, ...] = field(default=(), metadata=LATER)
+    missed: Later[tuple[MissedIngest, ...]] = ()
     """Ingests that the writer noticed since the segment before; the times may lie outside the segment."""
 
     @property
@@ -207,8 +207,7 @@ class Segment:
         return f"{self.log_id}/{SEGMENTS}/{times}-{interval_id(self.span)}-{self.token}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Truncation:
+class Truncation(Struct, frozen=True):
     """Changes up to `restorable_from` are removed, or may be at any time. Written before any of them is."""
 
     log_id: str
@@ -227,8 +226,7 @@ class LogState(enum.StrEnum):
     """Stopped for good: changes after its end are lost. Otherwise as paused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(Struct, frozen=True):
     """Written by `log pause`, `resume` and `stop`. The writer reads it before each save of its checkpoint."""
 
     log_id: str
@@ -237,8 +235,7 @@ class Control:
     """Milliseconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """The sink of a sync or log has confirmed all changes with a ts up to `checkpoint_ts`."""
 
     changefeed_id: str
@@ -251,9 +248,9 @@ class Checkpoint:
     """Milliseconds since the epoch."""
     subject: str = ""
     """Description of source, range and sink, by which a restart with different options is detected."""
-    keyspace: str = field(default="", metadata=LATER)
+    keyspace: Later[str] = ""
     """Name of the source's keyspace; empty = it has none, or it was not recorded."""
-    missed: tuple[str, ...] = field(default=(), metadata=LATER)
+    missed: Later[tuple[str, ...]] = ()
     """Ingests whose rows the sink lacks, as they keep older timestamps."""
 
 

@@ -6,10 +6,11 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from tikv_br.archive.records import (
     DESCRIPTION,
@@ -137,7 +138,7 @@ class LogWriter:
         """
         if self._started:
             return
-        wanted = replace(self._description, start_ts=self._description.start_ts or ts)
+        wanted = structs.replace(self._description, start_ts=self._description.start_ts or ts)
         name = f"{wanted.log_id}/{DESCRIPTION}"
         try:
             found = self._read_or_create(wanted, name)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
+
+from msgspec import Struct
 
 from tikv_br.archive.log import LogSource
 from tikv_br.backupset.files import FileEntry
@@ -28,28 +31,27 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Reporter, silent
-from tikv_br.resume_options import MAY_CHANGE, compared_as
+from tikv_br.resume_options import MayChange, compared_as
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.task import TaskContext
 
 
-@dataclass(frozen=True, slots=True)
-class MergeOptions:
+class MergeOptions(Struct, frozen=True):
     """Options of one merge."""
 
-    output: BackupOptions = field(metadata=compared_as("its fields"))
+    output: Annotated[BackupOptions, compared_as("its fields")]
     """Location and format of the result, and the executor; the rest is not used."""
-    newest: StorageLocation = field(metadata=compared_as("merged_from"))
+    newest: Annotated[StorageLocation, compared_as("merged_from")]
     """A full backup, or an incremental one whose parents are merged too."""
-    log: LogSource | None = field(default=None, metadata=compared_as("merged_from"))
-    ts: int = field(default=0, metadata=compared_as("backup_ts"))
+    log: Annotated[LogSource | None, compared_as("merged_from")] = None
+    ts: Annotated[int, compared_as("backup_ts")] = 0
     """The rows of this timestamp are written; 0 = the last one possible."""
-    allow_inexact: bool = field(default=False, metadata=compared_as("backup_ts"))
+    allow_inexact: Annotated[bool, compared_as("backup_ts")] = False
     """Accept an older value of keys of which the log lacks versions."""
-    limits: tuple[tuple[KeyRange, RowLimits], ...] = field(default=(), metadata=MAY_CHANGE)
+    limits: MayChange[tuple[tuple[KeyRange, RowLimits], ...]] = ()
     """Ranges of RPC keys that will be restored, and the largest rows that clients of the target could replace."""
-    listed: bool = field(default=True, metadata=MAY_CHANGE)
+    listed: MayChange[bool] = True
     """Show the result in `tikv-br list`."""
 
 

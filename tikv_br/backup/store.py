@@ -17,7 +17,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -273,7 +272,7 @@ def _live_records(
     from tikv_br.formats.rows import LiveFilter
 
     undeleted = LiveFilter()
-    entry = replace(backupmeta.decode_file(file.file), name=file.name)
+    entry = structs.replace(backupmeta.decode_file(file.file), name=file.name)
     for batch in read_rows(store, entry, codec):
         total.dropped_tombstones += int(columns.flags(batch["deleted"]).sum())
         with file_errors(entry):

@@ -10,9 +10,8 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from tikv_br.backupset import coverage, layout, ledger, manifest
 from tikv_br.backupset.backupmeta import MetaEncoder, meta_content
@@ -180,4 +179,4 @@ class _Work(Struct):
         size, etag = found
         if damage := size_damage(size, file.size):
             raise BackupDamaged(f"{file.name} {damage}")
-        return file if file.etag or not etag else replace(file, etag=etag)
+        return file if file.etag or not etag else structs.replace(file, etag=etag)

@@ -10,17 +10,17 @@ import enum
 import hashlib
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self, TypeAlias
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.records import LATER
+from tikv_br.records import Later
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore, read_chunks
 from tikv_br.storage.crypter import new_iv
 
@@ -59,8 +59,7 @@ class Expiry(Struct, frozen=True):
     latest: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+class FileEntry(Struct, frozen=True):
     """One data file. Keys are RPC keys of the version that the file is written in; they clip, they need not occur.
 
     Fields with defaults are unknown for files that the Go tool listed.
@@ -87,10 +86,10 @@ class FileEntry:
     min_ts: int = 0
     max_ts: int = 0
     """Smallest and largest ts of the rows (TSO); 0 = the rows have none, or it is not known."""
-    expiry: Expiry = field(default_factory=Expiry)
+    expiry: Expiry = msgspec.field(default_factory=Expiry)
     cipher_iv: Hex = b""
     """Initialization vector in an encrypted backup; stores also return one for plain files, where it has no meaning."""
-    cf: ColumnFamily = field(default="default", metadata=LATER)
+    cf: Later[ColumnFamily] = "default"
     """Default and write file of a part have the same range."""
 
     @property
@@ -117,7 +116,9 @@ class FilePair(NamedTuple):
         if self.values is None:
             return self.file
         both = totals(self.files)
-        return replace(self.file, crc64xor=both.crc64xor, total_kvs=both.total_kvs, total_bytes=both.total_bytes)
+        return structs.replace(
+            self.file, crc64xor=both.crc64xor, total_kvs=both.total_kvs, total_bytes=both.total_bytes
+        )
 
 
 def pair_files(files: Collection[FileEntry], mode: KeyMode) -> list[FilePair]:

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,7 +38,7 @@ from tikv_br.errors import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.json_types import ApiLabel
 from tikv_br.formats.keys.codec import KeyMode
-from tikv_br.records import LATER
+from tikv_br.records import Later
 from tikv_br.storage.base import ObjectStore, check_name, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -56,8 +56,7 @@ _ID = re.compile(rf"[0-9a-f]{{{ID_SIZE}}}")
 _DRILL_PATH = re.compile(r"(?:.*/)?drill-[0-9]{8}T[0-9]{6}-[0-9a-f]+")
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(Struct, frozen=True):
     """A complete backup. Times are milliseconds since the epoch, sizes bytes; 0 and ``""`` = not known (Go backups)."""
 
     id: str
@@ -90,8 +89,8 @@ class IndexEntry:
     tool_version: str
     encryption: str
     """Value of `Crypter.method`."""
-    key_mode: KeyMode = field(default=KeyMode.RAW, metadata=LATER)
-    keyspace_names: tuple[str, ...] = field(default=(), metadata=LATER)
+    key_mode: Later[KeyMode] = KeyMode.RAW
+    keyspace_names: Later[tuple[str, ...]] = ()
     """As in `Description`."""
 
     @property

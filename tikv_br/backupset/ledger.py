@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from tikv_br.backupset import layout
@@ -24,7 +24,7 @@ from tikv_br.errors import BackupDamaged, CoverageError, StorageObjectMissing
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.json_types import Hex
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.records import LATER
+from tikv_br.records import Later
 from tikv_br.storage.base import ObjectStore
 
 READ_THREADS = 16
@@ -36,8 +36,7 @@ _START_OVER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class LedgerEntry(Struct, frozen=True):
     """An attempt has finished its interval: the files have all of its rows. No files = the interval is empty."""
 
     start: Hex
@@ -46,7 +45,7 @@ class LedgerEntry:
     attempt: str
     """The attempt's own name: letters, digits and ``-``."""
     files: tuple[FileEntry, ...]
-    source: Checksum = field(default_factory=Checksum)
+    source: Checksum = msgspec.field(default_factory=Checksum)
     """Checksum of the rows written, as the source's stores compute it; empty if it was not requested."""
     vanished: int = 0
     """Rows left out because they had expired when their TTL was read."""
@@ -55,9 +54,9 @@ class LedgerEntry:
     dropped_tombstones: int = 0
     run: str = ""
     """Id of the run; a discarded one may have used other options."""
-    regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
+    regions: Later[tuple[RegionPart, ...]] = ()
     """The regions that the rows came from; empty = not recorded."""
-    expiry_error_seconds: int = field(default=0, metadata=LATER)
+    expiry_error_seconds: Later[int] = 0
     """Maximum by which the rows' expiries may be too early."""
 
     @property

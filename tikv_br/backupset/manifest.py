@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+from typing import Annotated
 
 from msgspec import Struct
 
@@ -20,58 +20,57 @@ from tikv_br.errors import BackupPathInUse, StorageConflict, StorageObjectMissin
 from tikv_br.formats.json_types import ApiLabel, Hex
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.records import LATER, RecordSequence
-from tikv_br.resume_options import MAY_CHANGE, compared_as
+from tikv_br.records import Later, RecordSequence
+from tikv_br.resume_options import MayChange, compared_as
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(Struct, frozen=True):
     """The properties of a backup that are known before it is complete."""
 
-    tool_version: str = field(metadata=MAY_CHANGE)
+    tool_version: MayChange[str]
     engine: str
     """``scan`` or ``store``."""
     file_format: str
     """``sst`` or ``parquet``."""
     compression: str
     cluster_id: int
-    cluster_version: str = field(metadata=MAY_CHANGE)
+    cluster_version: MayChange[str]
     api_version: ApiLabel
     """API version of the source."""
     dst_api_version: ApiLabel
     """API version of the files."""
     source_ranges: tuple[KeyRange, ...]
     """RPC keys of the source."""
-    ranges: tuple[KeyRange, ...] = field(metadata=MAY_CHANGE)
+    ranges: MayChange[tuple[KeyRange, ...]]
     """RPC keys of the destination version: what the files cover."""
     keyspaces: tuple[int, ...]
     """Ids, for API V2; else empty."""
-    backup_ts: int = field(metadata=MAY_CHANGE)
+    backup_ts: MayChange[int]
     """All writes with a smaller or equal ts are in the backup; 0 = the source has no ts."""
     parent: str
     """URL of the backup that this one continues, without credentials; ``""`` = a full backup."""
-    storage: str = field(metadata=MAY_CHANGE)
+    storage: MayChange[str]
     """URL at which the backup was written, without credentials."""
-    started_ms: records.Milliseconds = field(metadata=MAY_CHANGE)
+    started_ms: MayChange[records.Milliseconds]
     """Milliseconds since the epoch."""
-    engine_reason: str = field(default="", metadata=MAY_CHANGE)
+    engine_reason: MayChange[str] = ""
     """Reason for the choice of the engine."""
     encryption: str = PLAINTEXT
     """`Crypter.method` of files and records."""
-    scanned_ts: int = field(default=0, metadata={**LATER, **MAY_CHANGE})
+    scanned_ts: Later[MayChange[int]] = 0
     """TSO after the last row was read: from then on, base and log give every row of any time. 0 = not recorded."""
-    since_ts: int = field(default=0, metadata=LATER)
+    since_ts: Later[int] = 0
     """Lower limit of the changes in an incremental backup, exclusive: the parent's backup-ts."""
-    parent_sha256: Hex = field(default=b"", metadata=LATER)
+    parent_sha256: Later[Hex] = b""
     """Hash of the parent's `backupmeta`: distinguishes the parent from another backup at its URL."""
-    merged_from: tuple[str, ...] = field(default=(), metadata=LATER)
+    merged_from: Later[tuple[str, ...]] = ()
     """URLs of the backups and the log that a merged backup was made from, without credentials."""
-    version_check_skipped: bool = field(default=False, metadata={**LATER, **MAY_CHANGE})
+    version_check_skipped: Later[MayChange[bool]] = False
     """True if it was made with ``--skip-version-check``."""
-    key_mode: KeyMode = field(default=KeyMode.RAW, metadata=LATER)
-    keyspace_names: tuple[str, ...] = field(default=(), metadata={**LATER, **MAY_CHANGE})
+    key_mode: Later[KeyMode] = KeyMode.RAW
+    keyspace_names: Later[MayChange[tuple[str, ...]]] = ()
     """Names in PD of `keyspaces`, in their order; an empty one if PD knew none. Empty = not recorded."""
 
     @property
@@ -95,8 +94,7 @@ class Statistics(Struct, frozen=True):
     dropped_tombstones: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """The whole document's content."""
 
     description: Description
@@ -105,7 +103,7 @@ class Manifest:
     """A tuple, or the `RecordList` of a commit."""
     backupmeta_sha256: Hex
     """Hash of `backupmeta` as written: detects an edited one."""
-    regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
+    regions: Later[tuple[RegionPart, ...]] = ()
     """Regions that the rows came from; empty = not recorded."""
 
     @property
@@ -139,19 +137,18 @@ def load(data: bytes, crypter: Crypter = PLAIN) -> Manifest:
     return records.load(Manifest, unseal(data, crypter, layout.MANIFEST), layout.MANIFEST)
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+class RunRecord(Struct, frozen=True):
     """Written before the first file; removed when the backup is complete and cleaned up."""
 
-    run_id: str = field(metadata=MAY_CHANGE)
+    run_id: MayChange[str]
     """Id of the run; also names the safe point in PD."""
-    description: Description = field(metadata=compared_as("its fields"))
+    description: Annotated[Description, compared_as("its fields")]
     """Description for the manifest."""
     assume_no_ttl: bool
     checksum: bool
     allow_loss: tuple[str, ...]
     """Losses that the conversion may cause."""
-    options: tuple[str, ...] | None = field(default=None, metadata={**LATER, **compared_as("its items")})
+    options: Later[Annotated[tuple[str, ...] | None, compared_as("its items")]] = None
     """Other options that a resumed run must share, by `resume_options.chosen`; None = not recorded."""
 
 

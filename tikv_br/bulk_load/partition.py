@@ -8,9 +8,11 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry
@@ -226,7 +228,7 @@ def ledger_entries(codec: KeyCodec, results: Sequence[PartitionResult], run: str
 
 def _within(files: Sequence[FileEntry], start: bytes, end: bytes) -> tuple[FileEntry, ...]:
     """The files of a partition; the first one begins with it, the last one ends with it."""
-    first = replace(files[0], start_key=start)
+    first = structs.replace(files[0], start_key=start)
     cut = [first, *files[1:]]
-    cut[-1] = replace(cut[-1], end_key=end)
+    cut[-1] = structs.replace(cut[-1], end_key=end)
     return tuple(cut)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import describe_ranges, keyspace_codec
@@ -48,7 +48,7 @@ from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.report.facts import counted
 from tikv_br.restore.options import DEFAULT_CONCURRENCY, Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.resume_options import MAY_CHANGE, compared_as
+from tikv_br.resume_options import MayChange, compared_as
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
@@ -209,30 +209,29 @@ NO_STAGING = StorageLocation("local", "/nonexistent")
 """Placeholder for the location of a load without staging; nothing opens it."""
 
 
-@dataclass(frozen=True, slots=True)
-class BulkLoadOptions(ExecutorOptions):
+class BulkLoadOptions(ExecutorOptions, frozen=True, kw_only=True):
     """Options of one bulk load; the executor reads the input."""
 
-    cluster: ClusterConfig = field(metadata=compared_as("identity"))
-    staging: StorageLocation | None = field(metadata=MAY_CHANGE)
+    cluster: Annotated[ClusterConfig, compared_as("identity")]
+    staging: MayChange[StorageLocation | None]
     """Folder for the temporary backup, which gets a subfolder of its own; None with `Mode.PUT`."""
-    stage: StageOptions = field(metadata=compared_as("identity"))
-    mode: Mode = field(default=Mode.INGEST, metadata=MAY_CHANGE)
-    via: Via = field(default=Via.AUTO, metadata=MAY_CHANGE)
-    concurrency: int = field(default=DEFAULT_CONCURRENCY, metadata=MAY_CHANGE, kw_only=True)
+    stage: Annotated[StageOptions, compared_as("identity")]
+    mode: MayChange[Mode] = Mode.INGEST
+    via: MayChange[Via] = Via.AUTO
+    concurrency: MayChange[int] = DEFAULT_CONCURRENCY
     """Number of files ingested in parallel, or of requests that put rows."""
-    rate_limit: int = field(default=0, metadata=MAY_CHANGE)
+    rate_limit: MayChange[int] = 0
     """Maximum rate per store of downloads, or of puts, in bytes per second; 0 = unlimited."""
-    allow_overwrite: bool = field(default=False, metadata=MAY_CHANGE)
-    allow_followers: bool = field(default=False, metadata=MAY_CHANGE)
-    checksum: bool = field(default=True, metadata=MAY_CHANGE)
+    allow_overwrite: MayChange[bool] = False
+    allow_followers: MayChange[bool] = False
+    checksum: MayChange[bool] = True
     """Compare the cluster's checksums with the files' checksums afterwards."""
-    send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
-    keep_staging: bool = field(default=False, metadata=MAY_CHANGE)
-    resume: bool = field(default=True, metadata=MAY_CHANGE)
+    send_credentials: MayChange[bool] = True
+    keep_staging: MayChange[bool] = False
+    resume: MayChange[bool] = True
     """Use a staging that an earlier run has finished."""
-    lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
-    dry_run: bool = field(default=False, metadata=MAY_CHANGE)
+    lock_wait: MayChange[float] = 0.0
+    dry_run: MayChange[bool] = False
 
     @property
     def location(self) -> StorageLocation:

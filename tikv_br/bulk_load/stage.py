@@ -16,7 +16,10 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from tikv_br.backupset.coverage import keyspace_codec
 from tikv_br.bulk_load.partition import (
@@ -36,7 +39,7 @@ from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.limits import RowLimits
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
-from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
+from tikv_br.resume_options import MayChange, chosen, compared_as
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.url import CloudFlags
 from tikv_br.tasks.executor import MIN_SPARK_BYTES
@@ -64,18 +67,17 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class StageOptions:
+class StageOptions(Struct, frozen=True):
     """Options of staging, except those in `BackupOptions`. Without an order column, repeated keys are refused."""
 
-    input: Input = field(metadata=compared_as("identity"))
-    keyspace: str = field(default="", metadata=compared_as("identity"))
+    input: Annotated[Input, compared_as("identity")]
+    keyspace: Annotated[str, compared_as("identity")] = ""
     """Id or name of the target keyspace (API V2)."""
-    bad_rows: str = field(default="", metadata=compared_as("identity"))
+    bad_rows: Annotated[str, compared_as("identity")] = ""
     """Folder in which a folder gets the rows that cannot be loaded; ``""`` = there must be none."""
-    partitions: int | None = field(default=None, metadata=MAY_CHANGE)
+    partitions: MayChange[int | None] = None
     """Number of partitions; None = as many as Spark's reader makes, or by their size."""
-    clouds: CloudFlags = field(default_factory=CloudFlags, repr=False)
+    clouds: CloudFlags = msgspec.field(default_factory=CloudFlags)
     """Access of this process to an input in a cloud."""
 
     def identity(self, cluster: ClusterConfig) -> str:

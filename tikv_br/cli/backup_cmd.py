@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import typer
+from msgspec import structs
 from msgspec.structs import asdict
 from typer.core import TyperGroup
 
@@ -226,7 +226,7 @@ def _run(
         kind = "txn" if isinstance(flags, TxnBackupFlags) else "incremental" if flags.base else ""
         subject = Subject(options.cluster.pd, kind, options.keyspaces, options.ranges)
         place = dated_location(options.storage, reporter, dry_run=options.dry_run, subject=subject)
-        options = replace(options, storage=place)
+        options = structs.replace(options, storage=place)
         draft.place = options.storage
         done = run(options, reporter)
     draft.done(asdict(done.summary), backup_figures(done.summary, age=False))

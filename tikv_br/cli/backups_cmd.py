@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -68,7 +67,7 @@ def list_backups(flags: ListFlags, context: typer.Context) -> None:
 
 def _listed_fields(flags: ListFlags, listed: ListedBackup, *, own: bool) -> dict[str, object]:
     entry = listed.entry
-    return asdict(entry) | {
+    return structs.asdict(entry) | {
         "api_version": entry.api_version.label if entry.api_version is not None else None,
         "dst_api_version": entry.dst_api_version.label,
         "pinned": listed.pinned,

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from tikv_br.backupset.coverage import shown_keyspaces
 from tikv_br.cli import backup_flags, kinds, shared
@@ -118,7 +119,7 @@ def create(flags: CreateFlags) -> None:
         from tikv_br.incremental.group.changefeeds import resolved
         from tikv_br.incremental.handover import CHANGEFEED_STATE, check_runs_alone, service_id
 
-        wanted = replace(wanted, hold_back_ms=round(1000 * hold_back_for(group.cluster, flags.feed.hold_back)))
+        wanted = structs.replace(wanted, hold_back_ms=round(1000 * hold_back_for(group.cluster, flags.feed.hold_back)))
         info = resolved(wanted, group.cluster, flags.keyspace, start, flags.sink.options(flags.cluster))
         check_runs_alone(group.cluster, info.id, CHANGEFEED_STATE, threading.Event())
         group.changefeeds.create(info, former_id="" if flags.name else LOG_ID)
@@ -236,7 +237,7 @@ def update(flags: UpdateFlags) -> None:
 
         def edit(found: ChangefeedInfo) -> ChangefeedInfo:
             check_applies(changes, found.sink)
-            changed: ChangefeedInfo = replace(found, **changes)
+            changed: ChangefeedInfo = structs.replace(found, **changes)
             if target is None:
                 return changed
             skip = flags.cluster.skip_version_check

@@ -20,7 +20,6 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from msgspec import Struct, structs
@@ -31,7 +30,7 @@ from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, KeyValue, Put, modified_at, unchanged
 from tikv_br.errors import BackupDamaged, BackupUnsupported, EtcdRefused
 from tikv_br.formats.keys.ranges import KeyRange, intersection
-from tikv_br.records import LATER
+from tikv_br.records import Later
 
 log = logging.getLogger(__name__)
 
@@ -73,21 +72,20 @@ class Ingest(Struct, frozen=True):
         return f"{self.command} ({self.id})"
 
 
-@dataclass(frozen=True, slots=True)
-class Follower:
+class Follower(Struct, frozen=True):
     """A follower."""
 
     state: str
     """The place of its state."""
     owner: LeaseOwner | None = None
     """Its process; None = several, or an earlier version registered it."""
-    target: int = field(default=0, metadata=LATER)
+    target: Later[int] = 0
     """Id of the cluster that it writes to; 0 = none, or an earlier version registered it."""
-    keyspaces: tuple[int, int] = field(default=(0, 0), metadata=LATER)
+    keyspaces: Later[tuple[int, int]] = (0, 0)
     """Keyspaces of source and target."""
-    spans: tuple[KeyRange, ...] = field(default=(), metadata=LATER)
+    spans: Later[tuple[KeyRange, ...]] = ()
     """Ranges of user keys that it writes there."""
-    has_ended: bool = field(default=False, metadata=LATER)
+    has_ended: Later[bool] = False
     """False = it runs, or was killed."""
 
     def returns(self, other: Follower, cluster_id: int) -> bool:
@@ -177,7 +175,7 @@ class Ingests:
         """Note the end of a follower, unless another process has registered since."""
         item = self._etcd.get(self._followers + service)
         if item is not None and item.value == _follower_value(ours):
-            ended = _follower_value(replace(ours, has_ended=True))
+            ended = _follower_value(structs.replace(ours, has_ended=True))
             self._etcd.transact([unchanged(item)], [Put(item.key, ended)], repeatable=True)
 
     def follower(self, service: str) -> Follower | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
@@ -16,7 +15,7 @@ from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.compression import Compression
-from tikv_br.resume_options import MAY_CHANGE, compared_as
+from tikv_br.resume_options import MayChange, compared_as
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorOptions
 
@@ -64,49 +63,48 @@ DEFAULT_FILE_BYTES = 96 << 20
 EngineKind: TypeAlias = Literal["auto", "store", "scan"]
 
 
-@dataclass(frozen=True, slots=True)
-class BackupOptions(ExecutorOptions):
+class BackupOptions(ExecutorOptions, frozen=True):
     """Options of one backup. Keys are user keys; an empty end means unbounded. Times are in seconds."""
 
-    cluster: ClusterConfig = field(metadata=compared_as("cluster_id"))
-    storage: StorageLocation = field(metadata=MAY_CHANGE)
-    dst_api_version: ApiVersion | None = field(default=None, metadata=compared_as("dst_api_version"))
+    cluster: Annotated[ClusterConfig, compared_as("cluster_id")]
+    storage: MayChange[StorageLocation]
+    dst_api_version: Annotated[ApiVersion | None, compared_as("dst_api_version")] = None
     """API version of the backup's files; None = the cluster's own."""
-    ranges: tuple[KeyRange, ...] = field(default=(), metadata=compared_as("source_ranges"))
+    ranges: Annotated[tuple[KeyRange, ...], compared_as("source_ranges")] = ()
     """Ranges of keys, which must not overlap. Empty = all keys."""
-    keyspaces: tuple[str, ...] = field(default=(), metadata=compared_as("source_ranges"))
+    keyspaces: Annotated[tuple[str, ...], compared_as("source_ranges")] = ()
     """Ids, names, or ``all`` (every keyspace with data); API V2 only. Empty = keyspace 0. All ``ranges`` apply to each."""
-    compression: Compression = field(default=Compression.ZSTD, metadata=compared_as("compression"))
+    compression: Annotated[Compression, compared_as("compression")] = Compression.ZSTD
     compression_level: int = 0
     """0 = default of the compression."""
-    file_kind: FileKind = field(default=FileKind.SST, metadata=compared_as("file_format"))
-    allow_loss: frozenset[Loss] = field(default=frozenset(), metadata=compared_as("allow_loss"))
+    file_kind: Annotated[FileKind, compared_as("file_format")] = FileKind.SST
+    allow_loss: Annotated[frozenset[Loss], compared_as("allow_loss")] = frozenset()
     """Losses that the conversion may have."""
-    file_bytes: int = field(default=DEFAULT_FILE_BYTES, metadata=MAY_CHANGE)
+    file_bytes: MayChange[int] = DEFAULT_FILE_BYTES
     """Target size of a file that tikv-br writes, in bytes of keys and values before encoding and compression: the page that
     reaches it is the last of the file. Stores write one file per region and ignore it."""
-    safe_interval: float = field(default=60.0, metadata=MAY_CHANGE)
+    safe_interval: MayChange[float] = 60.0
     """Seconds by which backup-ts is behind PD's clock."""
-    gc_ttl: int = field(default=300, metadata=MAY_CHANGE)
+    gc_ttl: MayChange[int] = 300
     """Seconds for which the service safe point at backup-ts stays registered after the backup."""
-    checksum: bool = field(default=False, metadata=compared_as("checksum"))
+    checksum: Annotated[bool, compared_as("checksum")] = False
     """Compare each interval with the cluster's own checksum afterwards."""
-    assume_no_ttl: bool = field(default=False, metadata=compared_as("assume_no_ttl"))
+    assume_no_ttl: Annotated[bool, compared_as("assume_no_ttl")] = False
     """Assume that no key has a TTL, which saves one request per key."""
-    rate_limit: int = field(default=0, metadata=MAY_CHANGE)
+    rate_limit: MayChange[int] = 0
     """Maximum read or write rate per store, in bytes per second; 0 = unlimited."""
-    send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
+    send_credentials: MayChange[bool] = True
     """Send this process's storage credentials to the stores; otherwise they use their own."""
-    engine: EngineKind = field(default="auto", metadata=compared_as("engine"))
-    lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
+    engine: Annotated[EngineKind, compared_as("engine")] = "auto"
+    lock_wait: MayChange[float] = 0.0
     """Seconds to wait for the lock of the path if another run holds it."""
-    no_resume: bool = field(default=False, metadata=MAY_CHANGE)
+    no_resume: MayChange[bool] = False
     """Remove an unfinished run at the path instead of resuming it."""
-    dry_run: bool = field(default=False, metadata=MAY_CHANGE)
-    allow_empty: bool = field(default=False, metadata=MAY_CHANGE)
+    dry_run: MayChange[bool] = False
+    allow_empty: MayChange[bool] = False
     """Accept explicit ranges or keyspaces without rows."""
-    key_mode: KeyMode = field(default=KeyMode.RAW, metadata=compared_as("key_mode"))
-    lock_patience: float = field(default=60.0, metadata=MAY_CHANGE)
+    key_mode: Annotated[KeyMode, compared_as("key_mode")] = KeyMode.RAW
+    lock_patience: MayChange[float] = 60.0
     """Seconds to wait for transactions whose locks are in the way."""
 
     def check(self) -> None:

@@ -48,8 +48,7 @@ class BackupChoice:
     """Id or name; ``""`` = the backup's only keyspace."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiffOptions(ExecutorOptions):
+class DiffOptions(ExecutorOptions, frozen=True):
     """Options of one comparison of A, the reference, with B."""
 
     a: ClusterChoice | BackupChoice

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from msgspec import structs
+
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
@@ -51,8 +53,8 @@ def make_backup(context: DrillContext) -> None:
     place = context.options.backups.child(path)
     unfinished = Creation(EntryKind.BACKUP, place.redacted())
     context.ledger.add(unfinished)
-    summary = backup(replace(options, storage=place), context.recorder.nested).summary
-    context.ledger.change(unfinished, replace(unfinished, kind=EntryKind.MADE_BACKUP))
+    summary = backup(structs.replace(options, storage=place), context.recorder.nested).summary
+    context.ledger.change(unfinished, structs.replace(unfinished, kind=EntryKind.MADE_BACKUP))
     context.made_backup = path
     _select_from_index(context, path)
     source = context.clusters.get(options.cluster)

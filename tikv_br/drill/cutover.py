@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.keyspaces import chosen_keyspace
@@ -48,7 +50,7 @@ def compare_live(clusters: ClusterPool, options: DiffOptions, catch_up: CatchUp,
 
     Raises `DifferencesFound` for a key that differs although A has not changed it.
     """
-    found = [diff(replace(options, keys=MAX_KEYS), reporter)]
+    found = [diff(structs.replace(options, keys=MAX_KEYS), reporter)]
     rows, size = found[0].summary.rows, found[0].summary.bytes
     for _round in range(ROUNDS):
         remaining = sum(each.summary.remaining for each in found)
@@ -56,7 +58,7 @@ def compare_live(clusters: ClusterPool, options: DiffOptions, catch_up: CatchUp,
             keys = [difference.key for each in found for difference in each.keys]
             return LiveDiff(rows, size, _follow_keys(clusters, options, keys, catch_up))
         catch_up(lambda: None)
-        found = [diff(replace(options, keys=MAX_KEYS, span=span), reporter) for span in _spans(found)]
+        found = [diff(structs.replace(options, keys=MAX_KEYS, span=span), reporter) for span in _spans(found)]
     raise DifferencesFound(
         f"{remaining} keys of the target differ from the source's in each of {ROUNDS} comparisons",
         hint="If the source is written to that much, stop writes during the cut-over. Else compare with `tikv-br diff`.",
@@ -202,7 +204,7 @@ def cut_over(context: DrillContext) -> None:
     follower.wait(lambda: follower.checkpoint_ts() >= end_ts, "did not reach the end of the writes")
     caught_up = context.recorder.now - start
     plan, reporter = _plan(context), context.recorder.nested
-    wanted = [replace(diff_options(plan, each), exact=not plan.uses_feed) for each in plan.ranges]
+    wanted = [structs.replace(diff_options(plan, each), exact=not plan.uses_feed) for each in plan.ranges]
     found = [compare_live(plan.clusters, each, follower.catch_up, reporter) for each in wanted]
     stop(context)
     context.measured = replace(context.measured, cut_over=round(context.recorder.now - start, 3))

@@ -10,8 +10,10 @@ import enum
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct, structs
 
 from tikv_br import records
 from tikv_br.cluster.config import ClusterConfig
@@ -59,8 +61,7 @@ class EntryKind(enum.StrEnum):
     """Key of the source in older ledgers, which drills no longer write."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedRows:
+class OwnedRows(Struct, frozen=True):
     """Place of a drill's rows: ranges that were empty when the drill acquired them."""
 
     cluster_id: int
@@ -69,12 +70,11 @@ class OwnedRows:
     """The keyspace that the drill owns; None = the drill owns the whole cluster."""
     ranges: tuple[KeyRange, ...]
     """RPC keys: what the drill writes, and what is removed."""
-    secret: str = field(default="", metadata=records.LATER)
+    secret: records.Later[str] = ""
     """Secret of the drill's `tikv_br.cluster.marks.Mark` in the cluster, without which no later drill removes the rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class OldKeys:
+class OldKeys(Struct, frozen=True):
     """The rows of `EntryKind.OLD_KEYS`."""
 
     cluster_id: int
@@ -88,8 +88,7 @@ class OldKeys:
     proven: Checksum | None
 
 
-@dataclass(frozen=True, slots=True)
-class Creation:
+class Creation(Struct, frozen=True):
     """One thing that a drill creates."""
 
     kind: EntryKind
@@ -97,14 +96,13 @@ class Creation:
     """A directory of the machine, a folder of the drills' home, a URL, or a description."""
     host: str = ""
     """The machine that a directory is on."""
-    rows: OwnedRows | None = field(default=None, metadata=records.LATER)
+    rows: records.Later[OwnedRows | None] = None
     """Rows of a creation of kind `ROWS`."""
-    scratch: OldKeys | None = field(default=None, metadata=records.LATER)
+    scratch: records.Later[OldKeys | None] = None
     """Keys of a creation of kind `OLD_KEYS`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrillEntry:
+class DrillEntry(Struct, frozen=True):
     """The content of a ledger file."""
 
     drill: str
@@ -130,16 +128,16 @@ class Ledger:
     def add(self, creation: Creation) -> None:
         """Save what is about to be made. Idempotent."""
         if creation not in self.creations:
-            self._save(replace(self._entry, creations=(*self.creations, creation)))
+            self._save(structs.replace(self._entry, creations=(*self.creations, creation)))
 
     def change(self, creation: Creation, now: Creation) -> None:
         """Save what a creation has become."""
         creations = tuple(now if each == creation else each for each in self.creations)
-        self._save(replace(self._entry, creations=creations))
+        self._save(structs.replace(self._entry, creations=creations))
 
     def remove(self, creation: Creation) -> None:
         """Save that a creation is gone. The file goes with the last one."""
-        self._save(replace(self._entry, creations=tuple(each for each in self.creations if each != creation)))
+        self._save(structs.replace(self._entry, creations=tuple(each for each in self.creations if each != creation)))
 
     def remove_finished_backup(self) -> None:
         """Remove the drill's complete backup from the ledger once a report names it."""
@@ -265,14 +263,14 @@ def _read(store: ObjectStore, name: str) -> DrillEntry:
     # A cleanup by it would delete the other drill's ledger, and its folders are named after it.
     if name != _name(entry.drill) or not _ID.fullmatch(entry.drill):
         raise BackupDamaged(f"{name} is damaged: it is the ledger of drill {entry.drill}")
-    return replace(entry, creations=tuple(map(_converted, entry.creations)))
+    return structs.replace(entry, creations=tuple(map(_converted, entry.creations)))
 
 
 def _converted(creation: Creation) -> Creation:
     """A creation of an older ledger as it is saved now. What drills no longer make stays as it is, and is not removed."""
     old = creation.scratch
     if creation.kind is EntryKind.OLD_TAIL:
-        return replace(creation, kind=EntryKind.SAFE_POINT)
+        return structs.replace(creation, kind=EntryKind.SAFE_POINT)
     if creation.kind is EntryKind.OLD_KEYS and old is not None and not old.prefix:
         rows = OwnedRows(old.cluster_id, old.api_version, old.keyspace, old.claims)
         return Creation(EntryKind.ROWS, creation.place, rows=rows)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from msgspec import structs
+
 from tikv_br.cluster import timestamps
 from tikv_br.compare.files import BackupComparison
 from tikv_br.drill.context import DrillContext
@@ -174,4 +176,4 @@ def _start_recovery(context: DrillContext) -> None:
 
 def _restore(context: DrillContext, span: KeyRange = EVERY_KEY, restamp: Restamp = Restamp.AUTO) -> RestoreSummary:
     options = context.destination.restore_options(context.location, context.restore_state)
-    return restore(replace(options, span=span, restamp=restamp, allow_empty=True), ownership_reporter(context))
+    return restore(structs.replace(options, span=span, restamp=restamp, allow_empty=True), ownership_reporter(context))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
@@ -284,7 +286,7 @@ def _sync_options(plan: TailPlan, followed: FollowedRange, name: str) -> SyncOpt
 
 def _pass_options(plan: TailPlan, followed: FollowedRange) -> DiffModeOptions:
     return DiffModeOptions(
-        replace(diff_options(plan, followed), keys=0), interval=plan.options.interval, fence=plan.check_lease
+        structs.replace(diff_options(plan, followed), keys=0), interval=plan.options.interval, fence=plan.check_lease
     )
 
 

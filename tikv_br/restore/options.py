@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from msgspec import Struct
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.formats.keys.codec import KeyMode
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.restore.inspect import FileCheck
-from tikv_br.resume_options import MAY_CHANGE, compared_as
+from tikv_br.resume_options import MayChange, compared_as
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorOptions
 
@@ -48,52 +51,51 @@ class Restamp(enum.StrEnum):
     """A restore fails if its rows are newer than the target's TSO, or hidden by newer deletes."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreOptions:
+class RestoreOptions(Struct, frozen=True):
     """Options of one restore. Keys are user keys."""
 
-    cluster: ClusterConfig = field(metadata=compared_as("id"))
-    storage: StorageLocation = field(metadata=compared_as("id"))
-    span: KeyRange = field(default=EVERY_KEY, metadata=MAY_CHANGE)
+    cluster: Annotated[ClusterConfig, compared_as("id")]
+    storage: Annotated[StorageLocation, compared_as("id")]
+    span: MayChange[KeyRange] = EVERY_KEY
     """Range to restore."""
-    keyspace: int | str | None = field(default=None, metadata=MAY_CHANGE)
+    keyspace: MayChange[int | str | None] = None
     """Keyspace of the backup to restore, by id or name (API V2); None = all."""
-    via: Via = field(default=Via.AUTO, metadata=MAY_CHANGE)
-    to_keyspace: str = field(default="", metadata=compared_as("id"))
+    via: MayChange[Via] = Via.AUTO
+    to_keyspace: Annotated[str, compared_as("id")] = ""
     """Id or name of the target keyspace (API V2); ``""`` = the one with the same name as in the backup."""
-    by_name: bool = field(default=True, metadata=MAY_CHANGE)
+    by_name: MayChange[bool] = True
     """Find keyspaces of the target by the recorded names; False = by id, in a target that was made for the rows."""
-    rewrite_prefix: tuple[bytes, bytes] = field(default=(b"", b""), metadata=compared_as("id"))
+    rewrite_prefix: Annotated[tuple[bytes, bytes], compared_as("id")] = (b"", b"")
     """Old and new prefix of user keys: only keys with the old prefix are restored, with the new one instead."""
-    mode: Mode = field(default=Mode.INGEST, metadata=MAY_CHANGE)
-    region_bytes: int = field(default=REGION_BYTES, metadata=MAY_CHANGE)
+    mode: MayChange[Mode] = Mode.INGEST
+    region_bytes: MayChange[int] = REGION_BYTES
     """Maximum size of a region that the target is split into, in bytes of keys and values."""
     restamp: Restamp = Restamp.AUTO
-    concurrency: int = field(default=DEFAULT_CONCURRENCY, metadata=MAY_CHANGE)
+    concurrency: MayChange[int] = DEFAULT_CONCURRENCY
     """Number of files restored in parallel."""
-    file_check: FileCheck = field(default=FileCheck.AUTO, metadata=MAY_CHANGE)
-    checksum: bool = field(default=True, metadata=MAY_CHANGE)
+    file_check: MayChange[FileCheck] = FileCheck.AUTO
+    checksum: MayChange[bool] = True
     """Compare the cluster's checksums with the backup's afterwards."""
-    allow_overwrite: bool = field(default=False, metadata=MAY_CHANGE)
-    allow_empty: bool = field(default=False, metadata=MAY_CHANGE)
+    allow_overwrite: MayChange[bool] = False
+    allow_empty: MayChange[bool] = False
     """Accept that the backup has no row in an explicit range, keyspace or prefix."""
-    allow_followers: bool = field(default=False, metadata=MAY_CHANGE)
+    allow_followers: MayChange[bool] = False
     """Ingest although followers of the cluster, such as TiKV-CDC, do not notice it."""
-    command: str = field(default="restore raw", metadata=MAY_CHANGE)
+    command: MayChange[str] = "restore raw"
     """Command to name in the announcement of the ingest."""
-    import_mode: bool = field(default=False, metadata=MAY_CHANGE)
+    import_mode: MayChange[bool] = False
     """Switch stores to import mode and pause PD's balancing during the ingest; not for `Mode.PUT`."""
-    rate_limit: int = field(default=0, metadata=MAY_CHANGE)
+    rate_limit: MayChange[int] = 0
     """Maximum download rate per store, in bytes per second; 0 = unlimited."""
-    send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
+    send_credentials: MayChange[bool] = True
     """Send this process's storage credentials to the stores; otherwise they use their own."""
-    resume: bool = field(default=True, metadata=MAY_CHANGE)
+    resume: MayChange[bool] = True
     """Resume an unfinished restore of the same backup into the same cluster."""
-    state: StorageLocation | None = field(default=None, metadata=MAY_CHANGE)
+    state: MayChange[StorageLocation | None] = None
     """Location of the state for resuming; None = next to the backup."""
-    lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
+    lock_wait: MayChange[float] = 0.0
     """Seconds to wait for another restore of the same backup into the same cluster."""
-    dry_run: bool = field(default=False, metadata=MAY_CHANGE)
-    key_mode: KeyMode = field(default=KeyMode.RAW, metadata=MAY_CHANGE)
+    dry_run: MayChange[bool] = False
+    key_mode: MayChange[KeyMode] = KeyMode.RAW
     """Mode of the data. Transactional data are always ingested."""
-    executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions(executor="driver"), metadata=MAY_CHANGE)
+    executor: MayChange[ExecutorOptions] = msgspec.field(default_factory=lambda: ExecutorOptions(executor="driver"))

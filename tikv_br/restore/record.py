@@ -14,16 +14,15 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.lease import newest
 from tikv_br.backupset.sealed import read_record, write_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.records import LATER, Milliseconds
+from tikv_br.records import Later, Milliseconds
 from tikv_br.retry import STORAGE_UNREACHABLE, RetryPolicy
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -37,8 +36,7 @@ _LEASE = "lease-"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreCheckpoint:
+class RestoreCheckpoint(Struct, frozen=True):
     """The restore checkpoint, saved before the first change of the target."""
 
     cluster_id: int
@@ -52,9 +50,9 @@ class RestoreCheckpoint:
     """Restored key ranges, RPC keys as in the backup's files; empty until the restore is complete."""
     record: str = ""
     """Id of the `RestoreRecord` that contains the checkpoint."""
-    options: tuple[str, ...] | None = field(default=None, metadata=LATER)
+    options: Later[tuple[str, ...] | None] = None
     """The options that a resumed restore must share, by `resume_options.chosen`; None = not recorded."""
-    secret: str = field(default="", metadata=LATER)
+    secret: Later[str] = ""
     """That of the restore's `tikv_br.cluster.marks.Mark` in the target, without which no restore is resumed; empty = it has none."""
 
 
@@ -107,11 +105,11 @@ class RestoreRecord(Struct, frozen=True):
 
     def update_checkpoint(self, checkpoint: RestoreCheckpoint) -> None:
         """Update the checkpoint of a resumed restore. Raises `StorageError`."""
-        write_record(self.store, self._name(_CHECKPOINT), replace(checkpoint, record=self.id))
+        write_record(self.store, self._name(_CHECKPOINT), structs.replace(checkpoint, record=self.id))
 
     def forget_parts(self, checkpoint: RestoreCheckpoint) -> None:
         """Record that nothing is restored, and no option chosen: the next run does all of it again. Raises `StorageError`."""
-        self.update_checkpoint(replace(checkpoint, restored=(), options=None))
+        self.update_checkpoint(structs.replace(checkpoint, restored=(), options=None))
         _delete(self.store, [name for name in self._names() if name != self._name(_CHECKPOINT)])
 
     def add(self, span: KeyRange) -> None:
@@ -130,7 +128,7 @@ class RestoreRecord(Struct, frozen=True):
         The last deletion is retried for longer: if it took effect and this command failed all the same, the next run would find a
         target with data and no checkpoint.
         """
-        self.update_checkpoint(replace(checkpoint, restored=tuple(spans)))
+        self.update_checkpoint(structs.replace(checkpoint, restored=tuple(spans)))
         _delete(self.store, [name for name in self._names() if name != self._name(_CHECKPOINT)])
         self.store.sweep(f"{layout.RESTORE}/{self.id}", deep=True)
         self._delete_checkpoint()  # last: everything else may fail before

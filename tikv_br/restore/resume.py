@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from tikv_br.backupset import layout
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode, active_balance_schedulers
@@ -96,7 +98,7 @@ def save_checkpoint(context: RestoreContext) -> None:
             _save_mark(context, context.record.id, context.checkpoint)
             return
         more = subtract(found, context.checkpoint.empty)
-        checkpoint = replace(
+        checkpoint = structs.replace(
             context.checkpoint, empty=(*context.checkpoint.empty, *more), restamp_ts=context.restamp_ts
         )
         if checkpoint != context.checkpoint:
@@ -124,7 +126,7 @@ def forget_if_different(compare: Callable[[RestoreContext], None]) -> Callable[[
         except ChecksumMismatch:
             if context.record is not None and context.checkpoint is not None:
                 ts = context.checkpoint.restamp_ts if context.options.key_mode is KeyMode.RAW else 0
-                context.checkpoint = replace(context.checkpoint, restamp_ts=ts)
+                context.checkpoint = structs.replace(context.checkpoint, restamp_ts=ts)
                 try:
                     context.record.forget_parts(context.checkpoint)
                     _save_mark(context, context.record.id, context.checkpoint)
@@ -159,7 +161,7 @@ def _read_record(context: RestoreContext, record: RestoreRecord) -> None:
     except BackupDamaged as error:  # the record is damaged, not the backup
         raise BackupDamaged(error.message, hint=_START_OVER) from None
     empty = (intersection(mine, theirs) for mine in checkpoint.empty for theirs in mark.ranges)
-    context.checkpoint = replace(
+    context.checkpoint = structs.replace(
         checkpoint, empty=tuple(span for span in empty if not span.is_empty), restamp_ts=mark.restamp_ts
     )
 

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
 
@@ -613,7 +612,7 @@ def restore(
 
 def check_target_alone(options: RestoreOptions) -> list[tuple[KeyRange, RowLimits]]:
     """Raise what a restore of this backup would raise about its target, without a look at files or earlier restores; returns `limits_of_ranges`."""
-    context = RestoreContext(replace(options, checksum=False), silent)
+    context = RestoreContext(structs.replace(options, checksum=False), silent)
     with context.clusters, contextlib.closing(context):
         for check in (connect, read_backup, check_fit, plan, check_target):
             check(context)

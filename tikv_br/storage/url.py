@@ -24,15 +24,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_type_hints
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import msgspec
-import msgspec.structs
+from msgspec import Struct, structs
 
 from tikv_br.environment import is_installed, missing_package
 from tikv_br.errors import StorageDenied, UsageError
-from tikv_br.resume_options import MAY_CHANGE
+from tikv_br.resume_options import MayChange
 from tikv_br.storage import outage
 from tikv_br.storage.crypter import Crypter, SecretText
 
@@ -45,26 +45,34 @@ VIRTUAL_HOST_PROVIDERS = frozenset({"alibaba", "netease"})
 """Providers that know no path-style requests; the Go tool's list."""
 
 
-@dataclass(frozen=True, slots=True)
-class S3Options:
+class S3Options(Struct, frozen=True, eq=False):
     """Options of S3: the ``--s3.*`` flags and the URL's parameters. ``""`` = not specified."""
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL; ``""`` = Amazon's of the region."""
     region: str = ""
-    storage_class: str = field(default="", metadata=MAY_CHANGE)
-    sse: str = field(default="", metadata=MAY_CHANGE)
-    sse_kms_key_id: str = field(default="", metadata=MAY_CHANGE)
+    storage_class: MayChange[str] = ""
+    sse: MayChange[str] = ""
+    sse_kms_key_id: MayChange[str] = ""
     provider: str = ""
-    ca: str = field(default="", metadata=MAY_CHANGE)
+    ca: MayChange[str] = ""
     """Path of a PEM file of authorities to trust besides the system's, wherever a task runs; only a flag, for it is of the machine."""
-    force_path_style: bool | None = field(default=None, metadata=MAY_CHANGE)
+    force_path_style: MayChange[bool | None] = None
     """Bucket in the path, not in the host name; ``None`` = yes, but for `VIRTUAL_HOST_PROVIDERS`."""
-    patience: float = field(default=outage.PATIENCE_SECONDS, compare=False, metadata=MAY_CHANGE)
-    """Maximum seconds of an outage to wait, at any cloud: see `StorageLocation.patience`. Only a flag, not part of the URL."""
-    access_key: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
-    secret_access_key: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
-    session_token: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
+    patience: MayChange[float] = outage.PATIENCE_SECONDS
+    """Maximum seconds of an outage to wait, at any cloud: see `StorageLocation.patience`. Only a flag, not part of the URL, nor compared."""
+    access_key: MayChange[SecretText] = msgspec.field(default_factory=SecretText)
+    secret_access_key: MayChange[SecretText] = msgspec.field(default_factory=SecretText)
+    session_token: MayChange[SecretText] = msgspec.field(default_factory=SecretText)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is S3Options and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return structs.astuple(structs.replace(self, patience=0.0))
 
     @property
     def path_style(self) -> bool:
@@ -79,16 +87,15 @@ class S3Options:
         return self.endpoint or self.region
 
 
-@dataclass(frozen=True, slots=True)
-class AzureOptions:
+class AzureOptions(Struct, frozen=True):
     """Options of Azure Blob Storage: the ``--azblob.*`` flags and the URL's parameters. ``""`` = not specified."""
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL of the account, without the container; ``""`` = Azure's of the account."""
     account_name: str = ""
-    access_tier: str = field(default="", metadata=MAY_CHANGE)
-    account_key: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
-    sas_token: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
+    access_tier: MayChange[str] = ""
+    account_key: MayChange[SecretText] = msgspec.field(default_factory=SecretText)
+    sas_token: MayChange[SecretText] = msgspec.field(default_factory=SecretText)
 
     @property
     def storage_class(self) -> str:
@@ -101,14 +108,13 @@ class AzureOptions:
         return self.endpoint or f"azure:{self.account_name}"
 
 
-@dataclass(frozen=True, slots=True)
-class GcsOptions:
+class GcsOptions(Struct, frozen=True):
     """Options of Google Cloud Storage: the ``--gcs.*`` flags and the URL's parameters. ``""`` = not specified."""
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL; ``""`` = Google's."""
-    storage_class: str = field(default="", metadata=MAY_CHANGE)
-    credentials_file: str = field(default="", metadata=MAY_CHANGE)
+    storage_class: MayChange[str] = ""
+    credentials_file: MayChange[str] = ""
     """Path of a service account's key on each machine that runs tasks; no secret itself."""
 
     @property
@@ -166,10 +172,10 @@ def _no_acceleration(name: str, value: str) -> bool:
     return False
 
 
-_READERS: dict[str, Callable[[str, str], object]] = {
-    "str": lambda _name, value: value,
-    "bool | None": _flag,
-    "SecretText": lambda _name, value: SecretText(value),
+_READERS: dict[object, Callable[[str, str], object]] = {
+    str: lambda _name, value: value,
+    bool | None: _flag,
+    SecretText: lambda _name, value: SecretText(value),
 }
 """Readers of parameters by the types of the fields that they fill."""
 _OF_MACHINE = {"ca", "credentials_file"}
@@ -183,10 +189,9 @@ def public_parameters(options: CloudOptions) -> dict[str, str]:
     return {name.replace("_", "-"): text for name, text in texts.items() if text and isinstance(text, str)}
 
 
-def _fields(kind: type[CloudOptions]) -> dict[str, str]:
+def _fields(kind: type[CloudOptions]) -> dict[str, object]:
     """Names and types of the fields that parameters fill."""
-    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    return {name: of for name, of in types.items() if of in _READERS and name != "ca"}
+    return {name: of for name, of in get_type_hints(kind).items() if of in _READERS and name != "ca"}
 
 
 def expand_home(path: str) -> str:
@@ -423,13 +428,13 @@ def _local(path: str) -> StorageLocation:
 
 def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
     _check_bucket(parts.netloc)
-    options = dataclasses.replace(flags, **read_parameters(parts.query, S3Options))
+    options = structs.replace(flags, **read_parameters(parts.query, S3Options))
     if not options.endpoint and (configured := aws_endpoint()):
         check_endpoint(configured, "configured S3")
-        options = dataclasses.replace(options, endpoint=configured)
+        options = structs.replace(options, endpoint=configured)
     check_s3(options)
     return StorageLocation(
-        "s3", _prefix(parts), parts.netloc, dataclasses.replace(options, endpoint=options.endpoint.rstrip("/"))
+        "s3", _prefix(parts), parts.netloc, structs.replace(options, endpoint=options.endpoint.rstrip("/"))
     )
 
 
@@ -458,8 +463,8 @@ def _azure(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
     said = read_parameters(parts.query, AzureOptions)
     before = flags.azure
     if said.get("sas_token") or said.get("account_key"):
-        before = dataclasses.replace(before, sas_token=SecretText(), account_key=SecretText())
-    options = dataclasses.replace(before, **said)
+        before = structs.replace(before, sas_token=SecretText(), account_key=SecretText())
+    options = structs.replace(before, **said)
     if not options.endpoint:
         _refuse_emulator("AZURE_STORAGE_USE_EMULATOR", "http://127.0.0.1:10000/devstoreaccount1")
     check_endpoint(options.endpoint, "Azure", has_path=True)
@@ -471,7 +476,7 @@ def _azure(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
         )
     if options.account_key and options.sas_token:
         raise UsageError("the URL must have one of (account-key, sas-token), not both")
-    options = dataclasses.replace(
+    options = structs.replace(
         options,
         endpoint=options.endpoint.rstrip("/"),
         sas_token=SecretText(options.sas_token.reveal().removeprefix("?")),
@@ -486,13 +491,13 @@ def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
             f"a {parts.scheme}:// URL starts with the name of a bucket: lower-case letters, digits, '.', '-' and '_'",
             hint="Write gcs://bucket/prefix; endpoint and credentials are parameters or flags.",
         )
-    options = dataclasses.replace(flags.gcs, **read_parameters(parts.query, GcsOptions))
+    options = structs.replace(flags.gcs, **read_parameters(parts.query, GcsOptions))
     if not options.endpoint:
         _refuse_emulator("STORAGE_EMULATOR_HOST", "http://127.0.0.1:4443")
     # The Go tool's endpoint is for the JSON API.
     endpoint = options.endpoint.rstrip("/").removesuffix("/storage/v1")
     check_endpoint(endpoint, "GCS")
-    options = dataclasses.replace(options, endpoint=endpoint)
+    options = structs.replace(options, endpoint=endpoint)
     return StorageLocation("gcs", _prefix(parts), parts.netloc, S3Options(patience=flags.s3.patience), gcs=options)
 
 

@@ -11,15 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from msgspec import Struct
 
 from tikv_br.cancellation import Cancellation
 from tikv_br.environment import is_installed
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.resume_options import MAY_CHANGE
+from tikv_br.resume_options import MayChange
 from tikv_br.tasks.settings import NO_SETTINGS, SparkSettings, check_settings, is_local
 from tikv_br.tasks.task import Collector, SharedObjects, TaskContext, TaskMessage, run_task
 
@@ -43,15 +44,14 @@ _CANCEL_SECONDS = 2.0
 """Seconds for cancelled tasks to clean up before the run ends without them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorOptions:
+class ExecutorOptions(Struct, frozen=True, kw_only=True):
     """Where tasks run: options of each operation that can use Spark."""
 
-    executor: ExecutorChoice = field(default="auto", metadata=MAY_CHANGE)
+    executor: MayChange[ExecutorChoice] = "auto"
     """``driver`` (threads of this process), ``spark``, or ``auto``: by the work, see `choose_executor`."""
-    spark_master: str = field(default="local[*]", metadata=MAY_CHANGE)
-    spark_settings: SparkSettings = field(default=NO_SETTINGS, metadata=MAY_CHANGE)
-    concurrency: int | None = field(default=None, metadata=MAY_CHANGE)
+    spark_master: MayChange[str] = "local[*]"
+    spark_settings: MayChange[SparkSettings] = NO_SETTINGS
+    concurrency: MayChange[int | None] = None
     """Maximum number of concurrent tasks; None = the executor's default."""
 
     @property

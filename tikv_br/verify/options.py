@@ -7,9 +7,9 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 
+import msgspec
 from msgspec import Struct
 
 from tikv_br.backupset.files import FileEntry
@@ -82,8 +82,7 @@ class Finding(Struct, frozen=True):
     """The lowest level that finds it."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyOptions(ExecutorOptions):
+class VerifyOptions(ExecutorOptions, frozen=True):
     """Options of one verification."""
 
     storage: StorageLocation
@@ -96,7 +95,7 @@ class VerifyOptions(ExecutorOptions):
     """Whether keyspaces are found by their names. A drill's own playground has no names; there keyspaces are found by their ids."""
     span: KeyRange = EVERY_KEY
     """User keys to verify at the levels above `Level.META`: files that have none of them are not read."""
-    subset: Subset = field(default_factory=Subset)
+    subset: Subset = msgspec.field(default_factory=Subset)
     """Files to verify at the levels above `Level.META`."""
     seed: int = 0
     """Seed for the choice of a subset."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import hard_rows, load
@@ -49,7 +50,7 @@ def source(clusters: Clusters) -> LiveCluster:
 def encrypted(options: Options, live: LiveCluster, method: str, **changes: object) -> BackupOptions:
     """Options of an encrypted backup to API V2."""
     wanted = options(live, dst_api_version=ApiVersion.V2, **changes)
-    return replace(wanted, storage=replace(wanted.storage, crypter=crypter(method)))
+    return structs.replace(wanted, storage=replace(wanted.storage, crypter=crypter(method)))
 
 
 def decrypt(backup_folder: Path, method: str, target: Path) -> None:

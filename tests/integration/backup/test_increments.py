@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.integration.restore.points import rows_of
 from tests.support import history
@@ -149,7 +150,7 @@ def test_a_full_target_is_refused_before_anything_is_merged(chain: Chain, tmp_pa
         point = PointOptions(wanted, None, 0, work=parse(f"local://{tmp_path / 'work'}"))
         with pytest.raises(TargetNotEmpty):
             restore_to_point(point, begun.append)
-        other = replace(point, restore=replace(wanted, span=KeyRange(key_of(8), b"")))
+        other = structs.replace(point, restore=structs.replace(wanted, span=KeyRange(key_of(8), b"")))
         assert restore_to_point(other).restored is not None
     assert not [event for event in begun if isinstance(event, StepStarted)]
     assert not list(open_store(parse(f"local://{tmp_path / 'work'}")).list())
@@ -324,9 +325,9 @@ def test_on_spark(chain: Chain, tmp_path: Path) -> None:
     """The changes, and the merge: tasks find their cluster and storage by themselves."""
     spark = {"executor": "spark", "spark_master": "local[2]"}
     increment, merged = (parse(f"local://{tmp_path / name}") for name in ("increment", "merged"))
-    done = back_up_changes(replace(options(chain.live, increment), **spark), chain.places[0])  # type: ignore[arg-type]
+    done = back_up_changes(structs.replace(options(chain.live, increment), **spark), chain.places[0])
     assert done.summary.executor == "spark"
-    merge_backup(MergeOptions(replace(options(chain.live, merged), **spark), increment))  # type: ignore[arg-type]
+    merge_backup(MergeOptions(structs.replace(options(chain.live, merged), **spark), increment))
     assert rows_of(merged) == contents(chain.live)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.e2e.command import tikv_br
 from tests.integration.backup.conftest import Options
@@ -310,7 +311,7 @@ def test_a_resumed_run_keeps_its_snapshot(source: Source) -> None:
     source.put(NAMES[0], b"after")
     source.put(NAMES[1], b"new")
     with pytest.raises(TikvBrError):
-        backup_txn(replace(wanted, key_mode=KeyMode.RAW))
+        backup_txn(structs.replace(wanted, key_mode=KeyMode.RAW))
     summary = backup_txn(wanted).summary
     assert summary.resumed_ranges == 1
     assert source.check(wanted) == {NAMES[0]: b"before", NAMES[20]: LONG}
@@ -326,7 +327,7 @@ def test_gc_that_passes_between_two_runs(source: Source) -> None:
     with pytest.raises(SafePointError) as raised:
         backup_txn(wanted)
     assert "--no-resume" in raised.value.hint
-    again = replace(wanted, no_resume=True)
+    again = structs.replace(wanted, no_resume=True)
     backup_txn(again)
     assert source.check(again) == {NAMES[0]: b"before"}
 

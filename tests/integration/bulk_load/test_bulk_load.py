@@ -8,12 +8,14 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 from pyspark.sql import SparkSession
 
 from tests.integration.restore.restores import forge_checkpoint
@@ -88,13 +90,13 @@ def options(target: LiveCluster, tmp_path: Path, executor: ExecutorChoice) -> Ca
     """Return a function that makes the options of a load: of `Input`, `StageOptions` and `BulkLoadOptions` by name."""
 
     def make(path: Path, **changes: Any) -> BulkLoadOptions:  # noqa: ANN401 - fields of three classes
-        of_input = {name: changes.pop(name) for name in list(changes) if name in Input.__dataclass_fields__}
-        of_stage = {name: changes.pop(name) for name in list(changes) if name in StageOptions.__dataclass_fields__}
+        of_input = {name: changes.pop(name) for name in list(changes) if name in signature(Input).parameters}
+        of_stage = {name: changes.pop(name) for name in list(changes) if name in signature(StageOptions).parameters}
         source = Input(str(path), **{"key_column": "id", "value_column": "payload", **of_input})
         return BulkLoadOptions(
-            target.config,
-            parse(f"local://{tmp_path / 'staging'}"),
-            StageOptions(source, **of_stage),
+            cluster=target.config,
+            staging=parse(f"local://{tmp_path / 'staging'}"),
+            stage=StageOptions(source, **of_stage),
             executor=executor,
             spark_master=MASTER,
             **changes,
@@ -337,7 +339,7 @@ def test_wrong_options_change_nothing(
     wanted = options(Path(changes.get("path", path)), **{k: v for k, v in changes.items() if k != "path"})
     if changes.get("path", "").startswith("s3a:"):
         source = replace(wanted.stage.input, path=changes["path"])
-        wanted = replace(wanted, stage=replace(wanted.stage, input=source))
+        wanted = structs.replace(wanted, stage=structs.replace(wanted.stage, input=source))
     with pytest.raises(UsageError, match=message):
         bulk_load(wanted)
     assert contents(target) == {b"k": b"v"}
@@ -396,7 +398,7 @@ def test_target_with_rows_is_refused(
     with pytest.raises(TargetNotEmpty, match='its first key there is "user-0500"'):
         bulk_load(wanted)
     assert contents(target) == before
-    done = bulk_load(replace(wanted, allow_overwrite=True))
+    done = bulk_load(structs.replace(wanted, allow_overwrite=True))
     assert contents(target) == {**before, **EXPECTED}
     assert (done.verified, done.other_kvs) == (True, 1)
     assert (done.resumed_staging, done.input_rows) == (True, None)
@@ -425,7 +427,7 @@ def test_load_continues_after_staging(
         patch.setattr(run, "restore", _terminate)
         for resume in (True, False):
             with pytest.raises(Terminated):
-                bulk_load(replace(wanted, resume=resume))
+                bulk_load(structs.replace(wanted, resume=resume))
     sessions = len(starts.masters)
     assert sessions == (2 if wanted.executor == "spark" else 0)
     assert contents(target) == {}
@@ -471,7 +473,7 @@ def test_staging_of_other_keyspaces_is_not_loaded(
     with pytest.raises(BackupPathInUse, match="not of this load"):
         bulk_load(second)
     assert contents(target, KEYSPACE) == contents(target, KEYSPACE + 1) == {}
-    bulk_load(replace(second, resume=False))
+    bulk_load(structs.replace(second, resume=False))
     assert contents(target, KEYSPACE + 1) == EXPECTED
 
 
@@ -528,7 +530,7 @@ def test_relative_paths_of_two_folders_are_two_inputs(
 @pytest.fixture
 def put_options(options: Callable[..., BulkLoadOptions]) -> Callable[..., BulkLoadOptions]:
     """As `options`, of a load by puts."""
-    return lambda path, **changes: replace(options(path, **changes), mode=Mode.PUT, staging=None)
+    return lambda path, **changes: structs.replace(options(path, **changes), mode=Mode.PUT, staging=None)
 
 
 @pytest.mark.parametrize("running", [ApiVersion.V2], indirect=True)
@@ -592,9 +594,9 @@ def test_interrupted_puts_are_completed(
     assert "--allow-overwrite" in refused.value.hint
     assert f'its first key there is "{min(half).decode()}"' in refused.value.message
     assert contents(target) == half
-    assert bulk_load(replace(wanted, allow_overwrite=True)).verified
+    assert bulk_load(structs.replace(wanted, allow_overwrite=True)).verified
     assert contents(target) == EXPECTED
     target.raw().put(b"user-0500x", b"of another client")
     with pytest.raises(ChecksumMismatch, match=r"the target has .* rows in \[.*expected are"):
-        bulk_load(replace(wanted, allow_overwrite=True))
-    assert not bulk_load(replace(wanted, allow_overwrite=True, checksum=False)).verified
+        bulk_load(structs.replace(wanted, allow_overwrite=True))
+    assert not bulk_load(structs.replace(wanted, allow_overwrite=True, checksum=False)).verified

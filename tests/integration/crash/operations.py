@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from tests.integration.crash.cells import FULL, Cell, cells, some
 from tests.integration.crash.conftest import ROWS
@@ -102,8 +104,8 @@ INGEST = RestoreOptions(
 )
 
 
-TXN_INGEST = replace(INGEST, key_mode=KeyMode.TXN)
-PUT = replace(INGEST, mode=Mode.PUT, import_mode=False, rate_limit=0)
+TXN_INGEST = structs.replace(INGEST, key_mode=KeyMode.TXN)
+PUT = structs.replace(INGEST, mode=Mode.PUT, import_mode=False, rate_limit=0)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def drill_options(variant: Variant, folder: Path, source: ClusterConfig, target:
     backups = StorageLocation("local", str(folder / "backups"))
     lent = PlaygroundTarget(Lender(target.pd[0]), folder / "targets")
     tail = TailOptions(0.2, lag=60.0, scratch=folder, feed=FeedOptions(hold_back=0), interval=0.1)
-    asked = replace(BACKUP, cluster=source, storage=backups, dst_api_version=ApiVersion.V2)
+    asked = structs.replace(BACKUP, cluster=source, storage=backups, dst_api_version=ApiVersion.V2)
     return DrillOptions(
         backups=backups,
         home=StorageLocation("local", str(folder / "drills")),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import when
 from tests.integration.crash import operations
@@ -69,7 +69,9 @@ def begin(options: BackupOptions) -> None:
 
 def at(live: LiveCluster, place: Path, engine: EngineKind = "store") -> BackupOptions:
     """A backup to a place."""
-    return replace(operations.BACKUP, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine)
+    return structs.replace(
+        operations.BACKUP, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine
+    )
 
 
 @pytest.mark.parametrize("engine", ["scan", "store"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_a_backup_broken_at_a_boundary(
 ) -> None:
     """It ends with its exit code, looks whole only if it is; run again, it is as if nothing had been."""
     place = tmp_path / "backup"
-    options = replace(BACKUP, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine)
+    options = structs.replace(BACKUP, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine)
     broken = Broken(cell, partial(run_backup, options), place, live, forks)
     broken.check(lambda: check_whole(live, place))
 
@@ -114,7 +114,9 @@ def test_a_backup_of_transactions_broken_at_a_boundary(
     """As for raw data: it has the rows of two intervals, by both column families."""
     live, place = transactional.live, tmp_path / "backup"
     storage = StorageLocation("local", str(place))
-    options = replace(BACKUP, cluster=live.config, storage=storage, ranges=HALVES_OF_NAMES, key_mode=KeyMode.TXN)
+    options = structs.replace(
+        BACKUP, cluster=live.config, storage=storage, ranges=HALVES_OF_NAMES, key_mode=KeyMode.TXN
+    )
     broken = Broken(cell, partial(run_txn_backup, options), place, live, forks)
     broken.check(partial(check_whole_txn, place))
     forget_safe_points(live)
@@ -129,8 +131,8 @@ TXN_WITHOUT_PD = without_pd(TXN_STEPS, "resolve locks", "check GC")
 def test_a_backup_whose_pd_is_gone_for_good(cell: Cell, engine: EngineKind, live: LiveCluster, tmp_path: Path) -> None:
     """All its calls, clean-up included, share one budget; run again, it is as if nothing had been."""
     place = tmp_path / "backup"
-    options = replace(BACKUP, storage=StorageLocation("local", str(place)), engine=engine)
-    end_and_repeat(live, place, lambda config: partial(run_backup, replace(options, cluster=config)), cell)
+    options = structs.replace(BACKUP, storage=StorageLocation("local", str(place)), engine=engine)
+    end_and_repeat(live, place, lambda config: partial(run_backup, structs.replace(options, cluster=config)), cell)
     check_whole(live, place)
 
 
@@ -139,9 +141,9 @@ def test_a_backup_whose_pd_is_gone_for_good(cell: Cell, engine: EngineKind, live
 def test_a_backup_of_transactions_whose_pd_is_gone_for_good(cell: Cell, transactional: Txns, tmp_path: Path) -> None:
     """The same, also where PD is asked about GC."""
     place = tmp_path / "backup"
-    options = replace(BACKUP, storage=StorageLocation("local", str(place)), key_mode=KeyMode.TXN)
+    options = structs.replace(BACKUP, storage=StorageLocation("local", str(place)), key_mode=KeyMode.TXN)
     live = transactional.live
-    end_and_repeat(live, place, lambda config: partial(run_txn_backup, replace(options, cluster=config)), cell)
+    end_and_repeat(live, place, lambda config: partial(run_txn_backup, structs.replace(options, cluster=config)), cell)
     check_whole_txn(place)
     forget_safe_points(live)
 
@@ -180,9 +182,9 @@ def unprotected(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Itera
     base, increment, logs = (StorageLocation("local", str(folder / name)) for name in ("base", "increment", "logs"))
     log = LogSource(logs, "main")
     with live_cluster(folder / "source", ApiVersion.V2, stores=1, resolved_ts_interval=0.1, ts_ahead=0.3) as live:
-        asked = replace(BACKUP, cluster=live.config, ranges=HALVES, checksum=False)
+        asked = structs.replace(BACKUP, cluster=live.config, ranges=HALVES, checksum=False)
         load(live, ROWS)
-        backup(replace(asked, storage=base))
+        backup(structs.replace(asked, storage=base))
         sink = f"local://{logs.path}?flush-interval=100ms"
         command = ["sync", "--id", log.id, "--pd", live.pd, "--sink", sink, "--from-backup", f"local://{base.path}"]
         pid = forks.start(partial(run, [*command, "--hold-back", "0s", "--scratch-dir", str(folder)]))
@@ -204,7 +206,7 @@ def unprotected(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Itera
         catch_up()
         os.kill(pid, signal.SIGTERM)
         assert forks.wait() == forked_sync.TOLD_TO_END
-        run_increment(replace(asked, storage=increment, ranges=(), safe_interval=0.0), base, lambda _: None)
+        run_increment(structs.replace(asked, storage=increment, ranges=(), safe_interval=0.0), base, lambda _: None)
         yield Changed(live, base, increment, log, ts, history.read(folder / "source", folder / "scratch"))
 
 
@@ -220,7 +222,7 @@ def test_an_increment_broken_at_a_boundary(cell: Cell, changed: Changed, forks: 
     """As for a full backup; it has the newest version of each key that has changed."""
     place = tmp_path / "backup"
     live, storage = changed.live, StorageLocation("local", str(place))
-    options = replace(BACKUP, cluster=live.config, storage=storage, checksum=False)
+    options = structs.replace(BACKUP, cluster=live.config, storage=storage, checksum=False)
     since = BackupSet.open(open_store(changed.base)).backup_ts
     newest = {key: versions[-1] for key, versions in changed.history.items()}
     expected = {key: (each.ts, each.value) for key, each in newest.items() if each.ts > since}
@@ -232,7 +234,7 @@ def test_an_increment_broken_at_a_boundary(cell: Cell, changed: Changed, forks: 
 def test_a_merge_broken_at_a_boundary(cell: Cell, source: str, changed: Changed, forks: Forks, tmp_path: Path) -> None:
     """As for a full backup, but it leaves no safe point: it has the rows of its time."""
     place = tmp_path / "backup"
-    output = replace(BACKUP, storage=StorageLocation("local", str(place)))
+    output = structs.replace(BACKUP, storage=StorageLocation("local", str(place)))
     if source == "log":
         options, ts = MergeOptions(output, changed.base, changed.log, changed.ts), changed.ts
     else:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.crash.cells import CODES, Cell, Kind, cells, end_by_itself, ending, fail, some
 from tests.integration.crash.operations import COMPACTION, COMPACTION_STEPS
@@ -28,7 +28,9 @@ def prepare(place: Path) -> CompactionOptions:
     store = store_at(place)
     write_log(store, SEGMENTS)
     size = sum(file.total_bytes for each in LogArchive.open(store, LOG).segments for file in each.files)
-    return replace(COMPACTION, storage=store.location, task_bytes=size // CHUNKS, file_bytes=size // CHUNKS // 2)
+    return structs.replace(
+        COMPACTION, storage=store.location, task_bytes=size // CHUNKS, file_bytes=size // CHUNKS // 2
+    )
 
 
 def run_compaction(options: CompactionOptions, reporter: Reporter) -> None:

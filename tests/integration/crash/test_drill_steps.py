@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import load
 from tests.integration.crash.cells import CODES, Cell, Kind, end_by_itself, ending, fail
@@ -60,7 +61,7 @@ def made(cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A backup of the source, in a folder with an index, and a log that continues it."""
     folder = tmp_path_factory.mktemp("made")
     place = StorageLocation("local", str(folder / "backups/backup"))
-    made = backup(replace(BACKUP, cluster=cluster.config, storage=place)).summary
+    made = backup(structs.replace(BACKUP, cluster=cluster.config, storage=place)).summary
     log = StorageLocation("local", str(folder / "backups/log"))
     write_log(log, cluster.cluster.cluster_id, made.backup_ts, [cluster.cluster.pd.tso()])
     forget_safe_points(cluster)

@@ -7,11 +7,11 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.crash.cells import FULL, ending
 from tests.integration.crash.operations import COMPACTION
@@ -72,7 +72,9 @@ class Commands:
     def compact(self, log: LogSource) -> None:
         """Compact a log in several tasks, and keep nothing of what was replaced before."""
         size = sum(file.total_bytes for each in opened(log).segments for file in each.files)
-        options = replace(COMPACTION, storage=log.storage, log_id=log.id, task_bytes=size // 3, file_bytes=size // 6)
+        options = structs.replace(
+            COMPACTION, storage=log.storage, log_id=log.id, task_bytes=size // 3, file_bytes=size // 6
+        )
         assert self._repeat("log compact", partial(compacted, options))[0] == 0
 
     def _repeat(self, name: str, operation: Callable[[], int]) -> tuple[int, int]:

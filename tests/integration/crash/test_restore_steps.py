@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -85,7 +84,9 @@ def test_an_ingest_whose_pd_is_gone_for_good(cell: Cell, made: Path, target: Liv
     shutil.copytree(made, place)
     untouched = set(files(place))
     config = structs.replace(target.config, retry_budget=PD_BUDGET)
-    operation = partial(run_restore, replace(INGEST, cluster=config, storage=StorageLocation("local", str(place))))
+    operation = partial(
+        run_restore, structs.replace(INGEST, cluster=config, storage=StorageLocation("local", str(place)))
+    )
     end_without_pd(operation, cell, target)
     assert not any("limits" in each or "imports" in each for each in disturbed(target))
     assert ending(operation, lambda _: None) == 0
@@ -110,7 +111,7 @@ def test_a_followed_ingest_broken_at_a_boundary(
     with Feed(target.cluster, codec, span, start, FeedOptions(hold_back=0.0), ingests=ingests) as feed:
         progress = FeedState(feed)
         progress.until(target.cluster.pd.tso())
-        check(replace(INGEST, restamp=Restamp.ALWAYS), cell, made, target, forks, tmp_path)
+        check(structs.replace(INGEST, restamp=Restamp.ALWAYS), cell, made, target, forks, tmp_path)
         progress.until(target.cluster.pd.tso())
     assert (progress.state, progress.missed) == (ROWS, [])
 
@@ -164,7 +165,7 @@ def test_killed_between_values_and_commits(
     shutil.copytree(made_txn, place)
     # A cluster of its own: the store may ingest the second file after the end of the test.
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
-        options = replace(TXN_INGEST, cluster=target.config, storage=StorageLocation("local", str(place)))
+        options = structs.replace(TXN_INGEST, cluster=target.config, storage=StorageLocation("local", str(place)))
         slow = target.fail("Ingest", {"delay": {"seconds": 2}}, skip=1, count=1)
         pid = forks.start(partial(ending, partial(run_restore, options), silent))
         eventually(lambda: target.hits(slow) == 1)
@@ -195,7 +196,7 @@ def check(
     place = tmp_path / "backup"
     shutil.copytree(made, place)
     untouched = set(files(place))
-    options = replace(example, cluster=target.config, storage=StorageLocation("local", str(place)))
+    options = structs.replace(example, cluster=target.config, storage=StorageLocation("local", str(place)))
     operation = partial(run_restore, options)
     assert break_at(cell, operation, partial(look, target), place, forks)
     if cell.kind in {Kind.EXCEPTION, Kind.SIGTERM}:

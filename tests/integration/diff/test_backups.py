@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -40,7 +41,9 @@ def back_up(live: LiveCluster, folder: Path, **changes: Any) -> StorageLocation:
 
 def asked(place: StorageLocation, live: LiveCluster, **changes: Any) -> DiffOptions:  # noqa: ANN401 - any option
     """Compare a backup with a cluster, and name all keys."""
-    return replace(DiffOptions(BackupChoice(place), ClusterChoice(live.config), keys=10_000, concurrency=2), **changes)
+    return structs.replace(
+        DiffOptions(BackupChoice(place), ClusterChoice(live.config), keys=10_000, concurrency=2), **changes
+    )
 
 
 def without_files(place: StorageLocation) -> None:

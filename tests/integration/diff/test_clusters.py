@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
 from tests.support.live_cluster import LiveCluster, contents
@@ -34,7 +34,7 @@ NOTHING: Any = {"delay": {"seconds": 0}}
 def asked(a: LiveCluster, b: LiveCluster, **changes: Any) -> DiffOptions:  # noqa: ANN401 - any option
     """Compare two clusters whole, and name all keys."""
     options = DiffOptions(ClusterChoice(a.config), ClusterChoice(b.config), keys=10_000, concurrency=2)
-    return replace(options, **changes)
+    return structs.replace(options, **changes)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -161,12 +161,14 @@ def test_keyspaces(clusters: Clusters) -> None:
     live = clusters("v2-a")
     fill(live, ROWS, live.create_keyspace("ks1"))
     fill(live, {**ROWS, b"row00005": b"other"}, live.create_keyspace("ks4242"))
-    options = replace(asked(live, live), a=ClusterChoice(live.config, "ks1"), b=ClusterChoice(live.config, "ks4242"))
+    options = structs.replace(
+        asked(live, live), a=ClusterChoice(live.config, "ks1"), b=ClusterChoice(live.config, "ks4242")
+    )
     assert found(diff(options)) == {b"row00005": DifferenceKind.VALUE}
     with pytest.raises(UsageError, match="the same keyspace"):
-        diff(replace(options, b=ClusterChoice(live.config)))
+        diff(structs.replace(options, b=ClusterChoice(live.config)))
     with pytest.raises(UsageError, match="--other-keyspace"):
-        diff(replace(options, b=ClusterChoice(clusters("v1-b").config)))
+        diff(structs.replace(options, b=ClusterChoice(clusters("v1-b").config)))
 
 
 def test_while_regions_split_and_rows_change(clusters: Clusters) -> None:

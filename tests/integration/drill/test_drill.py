@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import load
 from tests.integration.drill.conftest import ROWS, assert_nothing_left
@@ -137,7 +138,7 @@ def test_a_sync_from_a_backup_that_gc_has_passed_is_refused(options: DrillOption
     assert options.backup is not None
     with live_cluster(tmp_path / "v2", ApiVersion.V2, stores=1) as live:
         load(live, ROWS)
-        report = drill(replace(stale, backup=replace(options.backup, cluster=live.config, safe_interval=0.0)))
+        report = drill(replace(stale, backup=structs.replace(options.backup, cluster=live.config, safe_interval=0.0)))
     assert report.verdict is DrillVerdict.PASSED
     assert [each.what for each in report.compared] == ["start of a sync after GC"]
     assert_nothing_left(options)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import load
 from tests.integration.drill.conftest import ROWS, assert_nothing_left
@@ -80,6 +81,6 @@ def test_a_sync_that_is_not_refused_fails(
     assert options.backup is not None
     with live_cluster(tmp_path / "v2", ApiVersion.V2, stores=1) as live:
         load(live, ROWS)
-        source = replace(options.backup, cluster=live.config, safe_interval=0.0)
+        source = structs.replace(options.backup, cluster=live.config, safe_interval=0.0)
         text = fail(replace(options, backup=source, scenario=Scenario.STALE_SAFE_POINT), HandOverNotRefused, page)
     assert "a sync from it would still start" in text

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import hard_rows, load, when
 from tests.integration.drill.killing import killed_at, killed_within
@@ -261,7 +262,7 @@ def test_a_forged_ledger_deletes_no_row(options: DrillOptions, source: LiveClust
     whole = rows_entry(source, SCRATCH, SCRATCH, secret="u" * 32)
     assert whole.rows is not None
     part = KeyCodec(ApiVersion.V2, SCRATCH).rpc_range(KeyRange(b"", b"p"))
-    mark_rows(source.config, "narrow", replace(whole, rows=replace(whole.rows, ranges=(part,))))
+    mark_rows(source.config, "narrow", structs.replace(whole, rows=structs.replace(whole.rows, ranges=(part,))))
     Ledger(home, "narrow").add(whole)
     source.raw(SCRATCH).put(b"precious", b"x")
     with pytest.raises(TargetNotEmpty):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import when
 from tests.integration.drill.conftest import assert_nothing_left as assert_no_playground
@@ -137,7 +138,7 @@ def test_a_source_without_feed_is_followed_by_comparing(
     asked = replace(
         options,
         source=old.config,
-        backup=replace(options.backup, cluster=old.config, dst_api_version=ApiVersion.V2),
+        backup=structs.replace(options.backup, cluster=old.config, dst_api_version=ApiVersion.V2),
     )
 
     def change() -> None:
@@ -163,7 +164,9 @@ def test_several_ranges_are_followed(options: DrillOptions, source: LiveCluster)
     assert options.backup is not None
     source.raw().batch_put({b"a%d" % number: b"a" for number in range(9)})
     before = contents(source)
-    asked = replace(options, backup=replace(options.backup, ranges=(KeyRange(b"a", b"b"), KeyRange(b"row", b"zz/d"))))
+    asked = replace(
+        options, backup=structs.replace(options.backup, ranges=(KeyRange(b"a", b"b"), KeyRange(b"row", b"zz/d")))
+    )
 
     def change() -> None:
         source.raw().batch_put({b"a1": b"changed", b"row001": b"changed"})
@@ -183,7 +186,7 @@ def test_sources_without_timestamps_are_refused_before_anything_is_made(options:
     """The backup has no timestamps, although its source has them."""
     assert options.backup is not None
     with pytest.raises(UsageError, match="has no timestamps"):
-        drill(replace(options, backup=replace(options.backup, dst_api_version=ApiVersion.V1)))
+        drill(replace(options, backup=structs.replace(options.backup, dst_api_version=ApiVersion.V1)))
     assert not list(Path(options.backups.path).glob("drill-*"))
     assert_nothing_left(options)
 

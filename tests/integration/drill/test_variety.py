@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.integration.drill.conftest import assert_nothing_left
 from tests.integration.s3_servers import S3Server, moto_server
@@ -47,7 +48,7 @@ def s3() -> Iterator[S3Server]:
 def options(options: DrillOptions) -> DrillOptions:
     """A drill that backs up all that is there by now, and restores it into a playground."""
     assert options.backup is not None
-    return replace(options, backup=replace(options.backup, safe_interval=0.0))
+    return replace(options, backup=structs.replace(options.backup, safe_interval=0.0))
 
 
 def test_encrypted_backups_and_reports_in_s3_are_rehearsed(
@@ -65,7 +66,7 @@ def test_encrypted_backups_and_reports_in_s3_are_rehearsed(
         options,
         backups=backups,
         home=locate("s3://backups/drills"),
-        backup=replace(options.backup, storage=backups),
+        backup=structs.replace(options.backup, storage=backups),
         target=ClusterTarget(source.config, str(SCRATCH)),
     )
     found = drill(asked)
@@ -85,7 +86,7 @@ def test_encrypted_backups_and_reports_in_s3_are_rehearsed(
 def test_several_keyspaces_are_rehearsed_together(options: DrillOptions, source: LiveCluster) -> None:
     """Each to its own keyspace; one keyspace for both is refused."""
     assert options.backup is not None
-    asked = replace(options, backup=replace(options.backup, keyspaces=("0", str(OTHER))))
+    asked = replace(options, backup=structs.replace(options.backup, keyspaces=("0", str(OTHER))))
     found = drill(asked)
     assert (found.verdict, found.value("keys")) == (DrillVerdict.PASSED, len(ROWS) + len(OTHERS))
     assert_nothing_left(asked)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd import PdClient
@@ -102,12 +103,12 @@ def test_the_life_of_a_changefeed(store: GroupStore, pd: SafePoints) -> None:
     with pytest.raises(ChangefeedExists, match="changefeed feed"):
         changefeeds.create(FEED)
     with pytest.raises(ChangefeedBusy, match="running"):
-        changefeeds.update("feed", lambda found: dataclasses.replace(found, concurrency=9))
+        changefeeds.update("feed", lambda found: structs.replace(found, concurrency=9))
     task = run_a_task(store, "", 2000)
     assert changefeeds.pause("feed").state is ChangefeedState.PAUSED
     assert pd.held == {"tikv-br-sync-feed": 1999}
-    assert changefeeds.update("feed", lambda found: dataclasses.replace(found, concurrency=9)).concurrency == 9
-    assert changefeeds.resume("feed") == dataclasses.replace(FEED, concurrency=9)
+    assert changefeeds.update("feed", lambda found: structs.replace(found, concurrency=9)).concurrency == 9
+    assert changefeeds.resume("feed") == structs.replace(FEED, concurrency=9)
     changefeeds.remove("feed")
     assert store.snapshot().changefeeds == {}
     assert store.etcd.get(store.keys.of("task", task.id)) is None
@@ -136,7 +137,7 @@ def test_starts_that_gc_has_passed_are_refused(store: GroupStore, pd: SafePoints
 
 def test_a_failed_one_is_resumed_without_its_error(store: GroupStore, pd: SafePoints) -> None:
     """Resume is another try."""
-    failed = dataclasses.replace(FEED, state=ChangefeedState.FAILED, error="the sink is full")
+    failed = structs.replace(FEED, state=ChangefeedState.FAILED, error="the sink is full")
     store.etcd.put(store.keys.of("changefeed", "feed"), dump(failed))
     assert Changefeeds(store, pd).resume("feed") == FEED
 
@@ -185,7 +186,7 @@ def test_a_damaged_one_is_named_and_can_be_removed(store: GroupStore, pd: SafePo
     slept: list[float] = []
     changefeeds = Changefeeds(store, pd, slept.append)
     for name in ("feed", "other"):
-        changefeeds.create(dataclasses.replace(FEED, id=name))
+        changefeeds.create(structs.replace(FEED, id=name))
     task = run_a_task(store, "a", 2000)
     store.etcd.put(store.keys.of("task", task.id), b"?")
     for command in (changefeeds.pause, changefeeds.resume):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import SyncFenced, SyncStateDamaged, UsageError
@@ -37,7 +37,7 @@ def test_a_restart_finds_what_was_saved_last(etcd: Etcd) -> None:
     epoch = second.claim()
     found = second.load()
     assert found is not None
-    assert replace(found, epoch=0) == at("one", 20)
+    assert structs.replace(found, epoch=0) == at("one", 20)
     assert 0 < found.epoch < epoch
     second.save(at("one", 30))
     assert owner(etcd, "other").load() is None

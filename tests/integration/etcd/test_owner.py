@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd import PdClient
@@ -147,7 +148,7 @@ def test_a_removed_changefeed_leaves_nothing(store: GroupStore, pd: Pd) -> None:
     owner = CaptureOwner("a", store, pd)
     for _ in range(2):
         owner.step()
-    store.etcd.put(store.keys.of("changefeed", "feed"), dump(replace(FEED, state=ChangefeedState.REMOVING)))
+    store.etcd.put(store.keys.of("changefeed", "feed"), dump(structs.replace(FEED, state=ChangefeedState.REMOVING)))
     owner.step()
     for task in store.snapshot().tasks.values():
         assert task.stopping

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put, created_at, unchanged
@@ -105,7 +106,7 @@ def test_an_answer_that_got_lost_does_not_fence_its_writer(store: GroupStore) ->
     one = Holder(store, "one", 1)
     one.checkpoints.claim()
     key = store.keys.of("progress", one.task.id)
-    ours = replace(next(iter(store.snapshot().progress.values())), checkpoint_ts=150)
+    ours = structs.replace(next(iter(store.snapshot().progress.values())), checkpoint_ts=150)
     store.etcd.put(key, dump(ours))
     one.save(200)
     assert saved(store) == (200, 1, "one")

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.members import member, wait_for_state
@@ -171,7 +171,7 @@ def test_a_changefeed_follows_ingests(group: Group, tmp_path: Path) -> None:
         assert contents(group.source) == rows
         group.wait_until_equal()
         assert group.store.snapshot().missed("ingests") == ()
-        restore(replace(undo, restamp=Restamp.NEVER))
+        restore(structs.replace(undo, restamp=Restamp.NEVER))
         missed = group.wait("it is degraded", lambda state: state.missed("ingests")).missed("ingests")
         assert "restore raw" in missed[0]
     with group.capture():
@@ -205,13 +205,13 @@ def test_a_permanent_error_fails_the_changefeed_until_it_is_resumed(group: Group
     """The sink is the source itself: there is no retry, and after the correction it continues."""
     feeds = group.create("bad")
     key = group.store.keys.of("changefeed", "bad")
-    wrong = replace(group.store.snapshot().changefeeds["bad"], sink=f"tikv://{group.source.pd}")
+    wrong = structs.replace(group.store.snapshot().changefeeds["bad"], sink=f"tikv://{group.source.pd}")
     group.etcd.put(key, dump(wrong))
     with group.capture():
         failed = group.wait("it fails", lambda state: state.changefeeds["bad"].state is ChangefeedState.FAILED)
         assert "the same keyspace" in failed.changefeeds["bad"].error
         group.wait("its tasks are free", lambda state: holders(state) == {""})
-        feeds.update("bad", lambda found: replace(found, sink=f"tikv://{group.target.pd}"))
+        feeds.update("bad", lambda found: structs.replace(found, sink=f"tikv://{group.target.pd}"))
         feeds.resume("bad")
         group.source.raw().put(b"key", b"value")
         group.wait_until_equal()

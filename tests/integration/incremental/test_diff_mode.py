@@ -243,7 +243,7 @@ def test_a_cluster_that_is_down_at_the_start_is_waited_for(pair: Pair, monkeypat
     stop, failures = threading.Event(), list[TikvBrError]()
 
     def find_sides(context: DiffContext) -> None:
-        run.find_sides(context if len(failures) >= 2 else DiffContext(replace(context.options, b=down)))
+        run.find_sides(context if len(failures) >= 2 else DiffContext(structs.replace(context.options, b=down)))
 
     monkeypatch.setattr(diff_mode, "find_sides", find_sides)
     DiffMode(options(pair), stop).run(lambda _: stop.set(), on_failure=failures.append)

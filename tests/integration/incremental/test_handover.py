@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.reading import ts_of
 from tests.integration.incremental.conftest import Clusters
@@ -53,7 +53,7 @@ def keyspace(live: LiveCluster, start: bytes = b"", end: bytes = b"") -> KeyRang
 def options(live: LiveCluster, place: Path, **changes: object) -> BackupOptions:
     """A backup by scan, here."""
     usual = BackupOptions(cluster=live.config, storage=StorageLocation("local", str(place)), engine="scan")
-    return replace(usual, executor="driver", concurrency=1, **changes)  # type: ignore[arg-type]
+    return structs.replace(usual, executor="driver", concurrency=1, **changes)
 
 
 def test_at_every_instant_some_safe_point_holds_backup_ts(v2: LiveCluster, tmp_path: Path) -> None:

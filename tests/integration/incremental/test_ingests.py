@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ def undo(
 ) -> None:
     """Restore it over the current rows."""
     options = RestoreOptions(live.config, parse(place), allow_overwrite=True, restamp=restamp)
-    restore(replace(options, **changes), reporter)  # type: ignore[arg-type]
+    restore(structs.replace(options, **changes), reporter)
 
 
 def commands(live: LiveCluster) -> list[str]:

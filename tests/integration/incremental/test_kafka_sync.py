@@ -7,10 +7,10 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.crash.cells import Kind, When
 from tests.integration.crash.sync_cells import break_in, chosen, name_of, run_until
@@ -261,7 +261,7 @@ def test_a_topic_gets_rows_that_are_ingested(
     events = wait_until_resolved(read, ingested.cluster.pd.tso(), 2)
     check_resolved(events)
     assert live_rows(events, time.time()).items() >= rows.items()
-    restore(replace(restored, restamp=Restamp.NEVER))
+    restore(structs.replace(restored, restamp=Restamp.NEVER))
     wait_until_resolved(read, ingested.cluster.pd.tso(), 2)
     os.kill(pid, signal.SIGTERM)
     assert syncs.wait() == SyncDegraded.exit_code

@@ -215,15 +215,15 @@ def test_the_way_back_is_refused_while_a_sync_runs(
     monkeypatch.setattr(handover, "RENEWAL_SEEN_SECONDS", 2.0)
     owner = structs.replace(LeaseOwner.this_process(), machine="elsewhere")
     ours = Follower("s", owner, b.cluster.cluster_id, (0, 0), (EVERY_KEY,))
-    killed = replace(ours, target=a.cluster.cluster_id)
+    killed = structs.replace(ours, target=a.cluster.cluster_id)
     service = service_id("killed")
     b.cluster.pd.update_service_safe_point(service, 600, b.cluster.pd.tso())
     b.cluster.ingests.register_follower(service, killed)
     handover.check_no_return(b.cluster, a.cluster.cluster_id, ours, lambda: None)
-    b.cluster.ingests.register_follower(service, replace(killed, owner=LeaseOwner.this_process()))
+    b.cluster.ingests.register_follower(service, structs.replace(killed, owner=LeaseOwner.this_process()))
     with pytest.raises(SyncRunning, match="killed copies the same rows"):
         handover.check_no_return(b.cluster, a.cluster.cluster_id, ours, lambda: None)
-    b.cluster.ingests.register_follower(service, replace(killed, has_ended=True))
+    b.cluster.ingests.register_follower(service, structs.replace(killed, has_ended=True))
     b.cluster.pd.update_service_safe_point(service, 0, 0)
 
 
@@ -283,7 +283,7 @@ def test_now_is_when_the_command_starts(
         running.result()
     assert b.raw().get(b"beside the wait") == b"value"
     for live, name in ((of, service), (a, service_id("now"))):
-        live.cluster.ingests.register_follower(name, replace(killed, has_ended=True))
+        live.cluster.ingests.register_follower(name, structs.replace(killed, has_ended=True))
         live.cluster.pd.update_service_safe_point(name, 0, 0)
 
 
@@ -424,7 +424,7 @@ def test_a_checkpoint_that_the_cluster_cannot_have_reached(clusters: Clusters, t
     )
     sync(options, stopped, lambda _: None)
     [saved] = (tmp_path / "ahead").glob("checkpoint-*.json")
-    forged = replace(load(Checkpoint, saved.read_bytes(), saved.name), checkpoint_ts=reached)
+    forged = structs.replace(load(Checkpoint, saved.read_bytes(), saved.name), checkpoint_ts=reached)
     saved.write_bytes(dump(forged))
     before = gc_status(source.cluster.pd_http).services
     with pytest.raises(SyncStateDamaged, match="is not of this cluster: PD is at"):

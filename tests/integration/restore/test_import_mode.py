@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import when
 from tests.integration.restore.conftest import ROWS, rows_of
@@ -80,7 +80,7 @@ def test_it_lasts_until_the_last_restore_has_ended(source: StorageLocation, targ
     """Another restore of the same backup, with import mode or without, and an abort end nothing."""
 
     def another(new: bytes, *, import_mode: bool) -> None:
-        asked = replace(first, rewrite_prefix=(b"row", new), import_mode=import_mode)
+        asked = structs.replace(first, rewrite_prefix=(b"row", new), import_mode=import_mode)
         assert restore(asked).verified
         assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
 
@@ -108,7 +108,7 @@ def test_the_first_to_end_leaves_it_to_the_other(source: StorageLocation, target
         assert restore(options).verified
         assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
     restore(
-        replace(options, rewrite_prefix=(b"row", b"two"), import_mode=False)
+        structs.replace(options, rewrite_prefix=(b"row", b"two"), import_mode=False)
     )  # to which the other one is a killed one
     assert_normal(target)
     assert leftovers(source) == []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import load, when
 from tests.integration.restore.conftest import FILES, rows_of
@@ -130,7 +130,7 @@ def test_deleted_rows_come_back_beside_others(source: StorageLocation, target: L
     assert rows_of(target) == DATA | others
     target.raw().put(min(DATA), b"newer")
     with pytest.raises(ChecksumMismatch, match="0 rows are missing and 1 have another value"):
-        restore(replace(options, restamp=Restamp.NEVER, resume=False))
+        restore(structs.replace(options, restamp=Restamp.NEVER, resume=False))
 
 
 def test_kept_timestamps_below_newer_deletes(source: StorageLocation, target: LiveCluster) -> None:
@@ -138,7 +138,7 @@ def test_kept_timestamps_below_newer_deletes(source: StorageLocation, target: Li
     target.raw().batch_delete(sorted(DATA)[::7])
     options = RestoreOptions(cluster=target.config, storage=source)
     with pytest.raises(ChecksumMismatch, match="--restamp never, restored rows keep their older timestamps") as raised:
-        restore(replace(options, restamp=Restamp.NEVER))
+        restore(structs.replace(options, restamp=Restamp.NEVER))
     assert "Run the same command again with --restamp auto" in raised.value.hint
     assert restore(options).resumed_files == 0
     assert rows_of(target) == DATA

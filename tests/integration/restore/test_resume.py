@@ -8,11 +8,11 @@ import os
 import random
 import signal
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.integration.restore.restores import THREADS, WARM, break_off, leftovers, options_of, run_restore
@@ -137,7 +137,7 @@ def forge(source: StorageLocation, name: str, **changes: object) -> None:
     """Change a checkpoint as one can who may write beside the backup."""
     store = open_store(source)
     found = read_record(store, RestoreCheckpoint, name)
-    write_record(store, name, replace(found, **changes))  # type: ignore[arg-type]
+    write_record(store, name, structs.replace(found, **changes))
 
 
 def checkpoint_of(source: StorageLocation) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec import structs
 
 from tests.integration.crash.world import disturbed
 from tests.integration.restore.conftest import ROWS, rows_of
@@ -53,7 +53,7 @@ def test_sigterm_ends_a_slow_restore_within_seconds(
         assert forks.wait() == Terminated.exit_code
         assert time.monotonic() - reported < END_SECONDS
     assert disturbed(target) == []
-    summary = restore(replace(options, executor=DRIVER, rate_limit=0))
+    summary = restore(structs.replace(options, executor=DRIVER, rate_limit=0))
     assert summary.resumed_files
     assert summary.verified
     assert rows_of(target) == ROWS
@@ -77,8 +77,8 @@ def test_a_limit_that_a_killed_restore_has_left_is_lifted(
         assert all(each.finished_ts for each in target.cluster.ingests.read())  # at once, as nobody follows
     else:
         # Without --no-resume, cleaning up lifts it as well.
-        unlimited = replace(limited, rate_limit=0, resume=after == "put", allow_overwrite=True)
-        summary = restore(replace(unlimited, mode=Mode.PUT if after == "put" else Mode.INGEST))
+        unlimited = structs.replace(limited, rate_limit=0, resume=after == "put", allow_overwrite=True)
+        summary = restore(structs.replace(unlimited, mode=Mode.PUT if after == "put" else Mode.INGEST))
         assert summary.seconds < summary.backup_size / SLOW / 2
         assert rows_of(target) == ROWS
     assert disturbed(target) == []

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.cloud_servers import CONTAINER, AzureServer, azurite_server
 from tests.integration.gcs_server import GcsServer, gcs_server
@@ -52,7 +53,7 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
 
 def patient(location: StorageLocation, seconds: float) -> StorageLocation:
     """The location, with outages of so many seconds ridden out."""
-    return dataclasses.replace(location, s3=dataclasses.replace(location.s3, patience=seconds))
+    return dataclasses.replace(location, s3=structs.replace(location.s3, patience=seconds))
 
 
 def has_begun(server: Server) -> bool:

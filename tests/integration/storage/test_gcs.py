@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.gcs_server import GcsServer, gcs_server
 from tests.integration.storage.scripted import listing, scripted
@@ -132,7 +133,7 @@ def test_answers_and_their_classes(
     """Google's answers to a conditional write, which fake-gcs-server never sends, have their class and sentence."""
     url = f"gcs://bucket/p?credentials-file={server.credentials}"
     with scripted((404, "NoSuchKey"), (status, code), url=url) as location:
-        patient = dataclasses.replace(location, s3=dataclasses.replace(location.s3, patience=1.0))
+        patient = dataclasses.replace(location, s3=structs.replace(location.s3, patience=1.0))
         with pytest.raises(TikvBrError, match=sentence) as caught:
             open_store(patient).put_if_absent("object", b"x")
     assert caught.value.exit_code == kind.exit_code

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.s3_servers import S3Server, versitygw_server
 from tests.integration.storage.scripted import S3_URL, listing, page, scripted
@@ -183,7 +184,7 @@ def test_outage_is_ridden_out(tmp_path: Path) -> None:
 
 def patient(location: StorageLocation, seconds: float) -> StorageLocation:
     """The location, with outages of so many seconds ridden out."""
-    return dataclasses.replace(location, s3=dataclasses.replace(location.s3, patience=seconds))
+    return dataclasses.replace(location, s3=structs.replace(location.s3, patience=seconds))
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call != "large writer"])

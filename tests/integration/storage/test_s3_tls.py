@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.s3_servers import S3Server, versitygw_server
 from tests.support.certificates import Authority
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequ
 def opened(server: S3Server, ca: Path | str) -> ObjectStore:
     """The server's bucket for clients that trust an authority."""
     location = server.location("tls")
-    return open_store(dataclasses.replace(location, s3=dataclasses.replace(location.s3, ca=str(ca))))
+    return open_store(dataclasses.replace(location, s3=structs.replace(location.s3, ca=str(ca))))
 
 
 @pytest.fixture(scope="module")

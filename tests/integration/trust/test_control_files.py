@@ -10,13 +10,14 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.integration.backup.data import when
 from tests.support.damage import read_objects
@@ -119,11 +120,11 @@ def fill(folder: Path, live: LiveCluster) -> None:
     backups, home = folder / "backups", open_store(parse(str(folder / "home")))
     options = BackupOptions(live.config, parse(str(backups)), executor="driver", safe_interval=0.0, keyspaces=("0",))
     for name in ("old", PINNED, "new"):
-        backup(replace(options, storage=parse(str(backups / name))))
+        backup(structs.replace(options, storage=parse(str(backups / name))))
     base = ["--base", str(backups / "new"), "-s", str(backups / "child"), "--safe-interval", "0"]
     assert run(["backup", "raw", "--pd", live.pd, *base, "--executor", "driver"]) == 0
     with contextlib.suppress(StorageFull):
-        backup(replace(options, storage=parse(str(backups / "half"))), when(StepFinished, "copy", full_storage))
+        backup(structs.replace(options, storage=parse(str(backups / "half"))), when(StepFinished, "copy", full_storage))
     with contextlib.suppress(StorageFull):
         wanted = RestoreOptions(live.config, parse(str(backups / "new")), to_keyspace=str(TARGET))
         restore(wanted, when(StepFinished, "ingest", full_storage))

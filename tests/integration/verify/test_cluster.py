@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.data import hard_rows, load
 from tests.support.live_cluster import LiveCluster, live_cluster
@@ -123,7 +123,7 @@ def test_rows_that_the_backup_lacks_altogether(live: LiveCluster, tmp_path: Path
     asked = options(live, back_up(live, tmp_path))
     summary = verify(asked)
     assert summary.ranges_compared >= summary.files
-    part = verify(replace(asked, subset=Subset.parse("30%")))
+    part = verify(structs.replace(asked, subset=Subset.parse("30%")))
     assert 0 < part.files_checked == part.ranges_compared < part.files
 
 

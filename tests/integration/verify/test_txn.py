@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.live_txn_backups import back_up, codec_of, delete_range, hard_txn_rows, split_between, write_rows
@@ -99,7 +99,7 @@ def test_backups_by_tikv_br(live: LiveCluster, tmp_path: Path) -> None:
     rows = {key: value for key, value in ROWS.items() if key.startswith(b"row")}
     assert done.summary.total_kvs == len(rows)
     for level in Level:
-        summary = verify(replace(options(live, location), level=level))
+        summary = verify(structs.replace(options(live, location), level=level))
         assert summary.rows_checked == (len(rows) if level in {Level.DATA, Level.RESTORE} else 0)
     backup = BackupSet.open(open_store(location), KeyMode.TXN)
     for key, value in rows.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.unit.archive.samples import CODEC, LOG, START, STEP, WHOLE, describe, rows_of, start, store_at, write_log
 from tests.unit.incremental.changes import Change, batch
@@ -43,7 +43,7 @@ def keys(first: int, end: int) -> KeyRange:
 def options_of(store: ObjectStore, **changes: object) -> CompactionOptions:
     """A compaction on this thread, by default with nothing kept that is replaced."""
     wanted = CompactionOptions(store.location, LOG, executor="driver", concurrency=1, grace=0.0)
-    return dataclasses.replace(wanted, **changes)  # type: ignore[arg-type]
+    return structs.replace(wanted, **changes)
 
 
 class Model:
@@ -299,8 +299,8 @@ def test_rows_that_a_record_does_not_know_are_damage(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     write_log(store, segments=2)
     first = LogArchive.open(store, LOG).segments[0]
-    file = dataclasses.replace(first.files[0], total_kvs=49)
-    write_record(store, first.name, dataclasses.replace(first, files=(file,)))
+    file = structs.replace(first.files[0], total_kvs=49)
+    write_record(store, first.name, structs.replace(first, files=(file,)))
     with pytest.raises(LogDamaged, match=r"has 50 rows .* not 49"):
         compact(options_of(store))
     assert len(LogArchive.open(store, LOG).segments) == 2
@@ -422,7 +422,7 @@ def test_encrypted_logs(tmp_path: Path) -> None:
     """New objects are encrypted as well; without the key there is nothing to be seen."""
     crypter = Crypter.of("", SecretText("07" * 32))
     store = store_at(tmp_path, crypter)
-    writer = LogWriter(store, dataclasses.replace(describe(has_checkpoint=False), encryption=crypter.method), WHOLE)
+    writer = LogWriter(store, structs.replace(describe(has_checkpoint=False), encryption=crypter.method), WHOLE)
     writer.start(START)
     for at in range(3):
         writer.append(batch([Change(START + 1 + at, b"secret key", b"secret value")]))
@@ -447,11 +447,11 @@ def test_a_segment_replaces_no_others_than_it_covers(how: str, tmp_path: Path) -
     replaces = [each.name for each in log.segments if how == "another span" or each is not middle]
     if how == "another log":
         replaces = [name.replace(LOG, "other", 1) for name in replaces]
-    forged = dataclasses.replace(middle, files=(), replaces=tuple(replaces), token="f" * 8)
+    forged = structs.replace(middle, files=(), replaces=tuple(replaces), token="f" * 8)
     if how == "an older time":
-        forged = dataclasses.replace(forged, from_ts=1, to_ts=2)
+        forged = structs.replace(forged, from_ts=1, to_ts=2)
     elif how == "another span":
-        forged = dataclasses.replace(forged, start=WHOLE.start + b"a", from_ts=1, to_ts=2**60)
+        forged = structs.replace(forged, start=WHOLE.start + b"a", from_ts=1, to_ts=2**60)
     write_record(store, forged.name, forged)
     now = LogArchive.open(store, LOG)
     assert now.replaced == ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.support.damage import read_objects
 from tests.unit.archive.samples import LOG, START, WHOLE, describe, save, store_at
@@ -193,7 +193,7 @@ def test_records_of_another_log_and_earlier_ones(kind: str, tmp_path: Path) -> N
     name = str(victim.relative_to(tmp_path))
     for changes in (other, earlier):
         whole = victim.read_bytes()
-        write_record(store, name, dataclasses.replace(read_record(store, record, name), **changes))
+        write_record(store, name, structs.replace(read_record(store, record, name), **changes))
         found = problems(store)
         assert (victim.name if changes is other else words) in found
         assert bool(found) == bool(changes is other or words)
@@ -229,9 +229,7 @@ def test_a_segment_that_lists_what_is_outside(tmp_path: Path, name: str) -> None
     write_log(tmp_path / "other" / "data")
     log = LogArchive.open(store, LOG)
     before, file = read_objects(tmp_path), log.segments[-1].files[0]
-    forged = dataclasses.replace(
-        log.segments[-1], files=(dataclasses.replace(file, name=f"{LOG}/{name}"),), token="f" * 8
-    )
+    forged = structs.replace(log.segments[-1], files=(structs.replace(file, name=f"{LOG}/{name}"),), token="f" * 8)
     write_record(store, forged.name, forged)
     now = LogArchive.open(store, LOG)
     assert len(now.segments) == len(log.segments)
@@ -261,7 +259,7 @@ def test_segments_of_impossible_times_and_keys(tmp_path: Path, changed: dict[str
     """They are read, or refused in a sentence, and remove nothing."""
     store = write_log(tmp_path)
     log = LogArchive.open(store, LOG)
-    forged = dataclasses.replace(log.segments[-1], files=(), token="f" * 8, **changed)
+    forged = structs.replace(log.segments[-1], files=(), token="f" * 8, **changed)
     write_record(store, forged.name, forged)
     before = {info.name for info in store.list()}
     with contextlib.suppress(TikvBrError):
@@ -284,7 +282,7 @@ def test_segments_of_impossible_times_and_keys(tmp_path: Path, changed: dict[str
 def test_descriptions_that_no_log_has(tmp_path: Path, changed: dict[str, Any]) -> None:
     """They are read, or refused in a sentence, and remove nothing."""
     store = write_log(tmp_path)
-    write_record(store, f"{LOG}/log.json", dataclasses.replace(describe(), **changed))
+    write_record(store, f"{LOG}/log.json", structs.replace(describe(), **changed))
     before = {info.name for info in store.list()}
     with contextlib.suppress(TikvBrError):
         shown(store)

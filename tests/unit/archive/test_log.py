@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.unit.archive.samples import (
     CODEC,
@@ -115,10 +116,10 @@ def test_files_for_has_every_cell(found: list[Rectangle], chance: random.Random)
     found = [*found, (0, 3, 0, 3), (3, CELLS, 0, 3), (0, CELLS, 3, CELLS)]
     blank = FileEntry("", 1, b"", b"", 0, 1, 1)
     segments = [
-        dataclasses.replace(
+        structs.replace(
             each,
             files=(
-                dataclasses.replace(
+                structs.replace(
                     blank,
                     name=f"{at}",
                     start_key=each.start,
@@ -239,7 +240,7 @@ def test_status_says_how_much_cannot_be_restored_exactly(store: ObjectStore) -> 
         for first, end, start, end_ts in spans
     )
     start(store, describe(start_ts=10 * second))
-    add(store, dataclasses.replace(segment(10 * second, 110 * second), inexact=periods))
+    add(store, structs.replace(segment(10 * second, 110 * second), inexact=periods))
     save(store, 110 * second)
     found = status_of(LogArchive.open(store, LOG))
     assert (found.scan_window_count, found.scan_window_seconds) == (4, 2 + 20 + 1 + 5)
@@ -284,7 +285,7 @@ def test_merged_periods_contain_all(found: list[InexactPeriod]) -> None:
 @given(st.lists(periods, max_size=8), st.integers(0, 30))
 def test_the_nearest_exact_times(found: list[InexactPeriod], ts: int) -> None:
     """Against asking each time in turn."""
-    log = archive(store_at(Path("/unused")), [dataclasses.replace(segment(START, START + 50), inexact=tuple(found))])
+    log = archive(store_at(Path("/unused")), [structs.replace(segment(START, START + 50), inexact=tuple(found))])
     exact = [at for at in range(40) if not any(each.from_ts < at < each.to_ts for each in found)]
     expected = max(at for at in exact if at <= ts), min(at for at in exact if at >= ts)
     assert log.inexact_around([WHOLE], ts) == expected
@@ -297,7 +298,7 @@ def test_an_ingest_that_no_feed_delivers_is_a_gap(store: ObjectStore) -> None:
     first, last = segment(START, START + 10), segment(START + 10, START + 20)
     span = keys(b"k", b"m")
     missed = MissedIngest(span.start, span.end, START + 9, START + 14, "restore raw (0123)")
-    add(store, first, dataclasses.replace(last, missed=(missed,)))
+    add(store, first, structs.replace(last, missed=(missed,)))
     save(store, START + 20)
     log = LogArchive.open(store, LOG)
     assert log.gaps() == [LogGap(span, START + 9, START + 14, missed.cause)]
@@ -320,8 +321,8 @@ def test_truncation_keeps_what_says_that_a_later_time_is_inexact(store: ObjectSt
     span = WHOLE.start, WHOLE.end
     files = [data_file(store, (START + 10 * at + 1,) * 2, token=at) for at in range(3)]
     old, reaching, last = (segment(START + 10 * at, START + 10 * at + 10, files=files[at : at + 1]) for at in range(3))
-    old = dataclasses.replace(old, inexact=(InexactPeriod(*span, START + 1, START + 5),))
-    reaching = dataclasses.replace(reaching, inexact=(InexactPeriod(*span, START + 15, START + 26),))
+    old = structs.replace(old, inexact=(InexactPeriod(*span, START + 1, START + 5),))
+    reaching = structs.replace(reaching, inexact=(InexactPeriod(*span, START + 15, START + 26),))
     add(store, old, reaching, last)
     save(store, START + 30)
     log = LogArchive.open(store, LOG)

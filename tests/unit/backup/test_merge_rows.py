@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.history import Version
 from tests.support.logs import LOG_ID, write_log
@@ -36,7 +36,7 @@ def job(tmp_path: Path) -> MergeJob:
     rows = {b"deleted": [Version(90, b"old")], b"written": [Version(110, b"new")]}
     write_log(place, 1, 80, [120], rows)
     log = LogArchive.open(open_store(place), LOG_ID)
-    wanted = replace(options(), storage=StorageLocation("local", str(tmp_path / "merged")))
+    wanted = structs.replace(options(), storage=StorageLocation("local", str(tmp_path / "merged")))
     files = tuple(log.files_for(SPAN, BACKUP_TS, 120))
     stored = StoredRows((), ts=120, now=0, log=place, log_files=files, after_ts=BACKUP_TS)
     return MergeJob("run", wanted, stored)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from tests.support.one_store import OneStore
 from tests.unit.dataflow.samples import options
@@ -43,7 +43,7 @@ def run(tmp_path: Path, store: OneStore) -> Callable[..., None]:
     """Run a task over all keys."""
 
     def run_task(work: Cancellation | None = None, rate_limit: int = 0) -> None:
-        wanted = replace(options(), storage=StorageLocation("local", str(tmp_path)))
+        wanted = structs.replace(options(), storage=StorageLocation("local", str(tmp_path)))
         job = BackupJob("run", wanted, Conversion(ApiVersion.V1, ApiVersion.V1), RateLimit(rate_limit))
         context = TaskContext(0, 0, lambda _: None, work, SharedObjects([ClusterPool()]))
         done = run_store_task(job, KeyRange(b"", b""), context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -30,7 +29,7 @@ def index_at(folder: Path) -> Index:
 def make_backup(location: StorageLocation, **changes: object) -> Manifest:
     """A complete backup that no index knows."""
     store = open_store(location)
-    description = replace(describe(store), **changes)  # type: ignore[arg-type]
+    description = structs.replace(describe(store), **changes)
     return begin_backup(store).commit(description, do_all(store))
 
 
@@ -38,7 +37,7 @@ def shelve(index: Index, path: str, day: int = 0, **changes: object) -> IndexEnt
     """A complete backup at ``path``, in the index, that was finished on that day."""
     location = index.root.location.child(path)
     made = make_backup(location, **changes)
-    made = replace(made, statistics=structs.replace(made.statistics, finished_ms=FIRST_MS + day * DAY_MS))
+    made = structs.replace(made, statistics=structs.replace(made.statistics, finished_ms=FIRST_MS + day * DAY_MS))
     manifest.write(open_store(location), made)
     entry = entry_of(path, made)
     index.add(entry)

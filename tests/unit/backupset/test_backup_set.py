@@ -3,11 +3,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from msgspec import structs
 
 from tests.support.faulty_store import FaultyStore
 from tests.support.ledgers import begin_backup
@@ -55,10 +55,12 @@ def names(store: ObjectStore) -> set[str]:
 def test_backup_is_read_back(store: ObjectStore) -> None:
     """The opened backup equals the committed one: files in key order, ranges, versions, sums, description."""
     writer = begin_backup(store)
-    entries = [replace(entry, dropped_ttls=number, dropped_tombstones=1) for number, entry in enumerate(do_all(store))]
+    entries = [
+        structs.replace(entry, dropped_ttls=number, dropped_tombstones=1) for number, entry in enumerate(do_all(store))
+    ]
     for entry in entries:
         write_entry(store, entry)
-    made = writer.commit(replace(describe(store), backup_ts=4711), entries)
+    made = writer.commit(structs.replace(describe(store), backup_ts=4711), entries)
     opened = BackupSet.open(store)
     assert opened.manifest == made
     assert opened.files == tuple(file for entry in entries for file in entry.files)
@@ -84,7 +86,7 @@ def test_a_transactional_backup_is_told_from_a_raw_one(store: ObjectStore) -> No
     entries = []
     for entry in do_all(store):
         pair = [
-            replace(
+            structs.replace(
                 file, name=f"{file.name[:-4]}_{cf}.sst", start_key=txn(file.start_key), end_key=txn(file.end_key), cf=cf
             )
             for file in entry.files
@@ -92,10 +94,10 @@ def test_a_transactional_backup_is_told_from_a_raw_one(store: ObjectStore) -> No
         ]
         for file, raw in zip(pair, [file for file in entry.files for _ in range(2)], strict=True):
             store.put(file.name, store.get(raw.name))
-        entries.append(replace(entry, files=tuple(pair)))
+        entries.append(structs.replace(entry, files=tuple(pair)))
     description = describe(store)
     ranges = tuple(KeyRange(txn(part.start), txn(part.end)) for part in description.ranges)
-    made = writer.commit(replace(description, key_mode=KeyMode.TXN, ranges=ranges), entries)
+    made = writer.commit(structs.replace(description, key_mode=KeyMode.TXN, ranges=ranges), entries)
     opened = BackupSet.open(store, KeyMode.TXN)
     assert (opened.manifest, opened.ranges, opened.key_mode) == (made, ranges, KeyMode.TXN)
     assert {file.cf for file in opened.files} == {"default", "write"}
@@ -123,7 +125,7 @@ def test_overlapping_files_of_one_family_are_refused(store: ObjectStore) -> None
     file, name = entry.files[0], f"{entry.files[0].name}-again.sst"
     store.put(name, store.get(file.name))
     with pytest.raises(CoverageError, match="overlap"):
-        writer.commit(describe(store), [replace(entry, files=(file, replace(file, name=name)))])
+        writer.commit(describe(store), [structs.replace(entry, files=(file, structs.replace(file, name=name)))])
 
 
 def txn(key: bytes) -> bytes:
@@ -154,7 +156,7 @@ def test_two_attempts_at_one_interval_count_once(store: ObjectStore) -> None:
 
 def test_empty_backup(store: ObjectStore) -> None:
     """A range without any row is a complete backup without files."""
-    entry = replace(do_task(store, 1), start=b"", end=b"")
+    entry = structs.replace(do_task(store, 1), start=b"", end=b"")
     begin_backup(store).commit(describe(store), [entry])
     assert BackupSet.open(store).files == ()
 
@@ -175,10 +177,10 @@ def test_overlaps_are_never_committed(store: ObjectStore) -> None:
     writer = begin_backup(store)
     entries = do_all(store)
     with pytest.raises(CoverageError, match="overlap"):
-        writer.commit(describe(store), [*entries, replace(entries[0], end=b"h")])
-    wide = replace(entries[0].files[0], end_key=b"r\0\0\0d")
+        writer.commit(describe(store), [*entries, structs.replace(entries[0], end=b"h")])
+    wide = structs.replace(entries[0].files[0], end_key=b"r\0\0\0d")
     with pytest.raises(CoverageError, match="overlap"):
-        writer.commit(describe(store), [replace(entries[0], files=(wide, entries[0].files[1])), *entries[1:]])
+        writer.commit(describe(store), [structs.replace(entries[0], files=(wide, entries[0].files[1])), *entries[1:]])
     assert not exists(store, layout.META)
 
 
@@ -199,7 +201,7 @@ def test_lost_or_cut_file_is_never_committed(store: ObjectStore) -> None:
 def test_file_outside_the_range_is_never_committed(store: ObjectStore) -> None:
     """A commit refuses what `open` would refuse."""
     writer = begin_backup(store)
-    description = replace(describe(store), ranges=(KeyRange(b"r\0\0\0", b"r\0\0\0h"),))
+    description = structs.replace(describe(store), ranges=(KeyRange(b"r\0\0\0", b"r\0\0\0h"),))
     with pytest.raises(BackupDamaged, match="outside"):
         writer.commit(description, do_all(store))
     assert not exists(store, layout.META)
@@ -374,7 +376,10 @@ def test_manifest_of_a_newer_tool(complete: ObjectStore) -> None:
 def test_patient_editor(complete: ObjectStore) -> None:
     """A meta and a manifest each sound and sealed, the one naming the other, still must say the same."""
     known = manifest.load(complete.get(layout.MANIFEST))
-    complete.put(layout.MANIFEST, manifest.dump(replace(known, description=replace(known.description, backup_ts=1))))
+    complete.put(
+        layout.MANIFEST,
+        manifest.dump(structs.replace(known, description=structs.replace(known.description, backup_ts=1))),
+    )
     with pytest.raises(BackupDamaged, match="contradict"):
         BackupSet.open(complete)
 
@@ -394,7 +399,7 @@ def test_directory_of_the_go_tool(complete: ObjectStore) -> None:
 def continuing(location: StorageLocation, parent: StorageLocation, sha256: bytes, since_ts: int = 1) -> Manifest:
     """An incremental backup that names a parent."""
     store = open_store(location)
-    description = replace(
+    description = structs.replace(
         describe(store), parent=parent.redacted(), parent_sha256=sha256, since_ts=since_ts, backup_ts=since_ts + 1
     )
     return begin_backup(store).commit(description, do_all(store))
@@ -402,8 +407,8 @@ def continuing(location: StorageLocation, parent: StorageLocation, sha256: bytes
 
 def name_parent(location: StorageLocation, made: Manifest, parent: StorageLocation, sha256: bytes) -> None:
     """Rewrite a manifest as whoever may write to the storage can."""
-    description = replace(made.description, parent=parent.redacted(), parent_sha256=sha256)
-    manifest.write(open_store(location), replace(made, description=description))
+    description = structs.replace(made.description, parent=parent.redacted(), parent_sha256=sha256)
+    manifest.write(open_store(location), structs.replace(made, description=description))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

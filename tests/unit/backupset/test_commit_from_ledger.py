@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -88,8 +87,8 @@ def test_an_entry_that_is_not_the_one_reported_is_no_backup(store: ObjectStore, 
     finished = record(store, entries)
     other = {
         "of another task": entries[2],
-        "of another attempt": replace(entries[0], attempt="a9"),
-        "with other counts": replace(entries[0], dropped_ttls=1),
+        "of another attempt": structs.replace(entries[0], attempt="a9"),
+        "with other counts": structs.replace(entries[0], dropped_ttls=1),
         "cut": entries[0],
     }[damage]
     write_entry(store, other)
@@ -107,9 +106,9 @@ def test_files_out_of_the_order_of_their_intervals_are_refused(store: ObjectStor
     """A file that lies before those of an earlier interval may overlap one of them."""
     writer = begin_backup(store)
     entries = do_all(store)
-    moved = replace(entries[2].files[0], start_key=b"r\0\0\0a", end_key=b"r\0\0\0b")
+    moved = structs.replace(entries[2].files[0], start_key=b"r\0\0\0a", end_key=b"r\0\0\0b")
     with pytest.raises(CoverageError, match="overlap"):
-        writer.commit(describe(store), [*entries[:2], replace(entries[2], files=(moved,))])
+        writer.commit(describe(store), [*entries[:2], structs.replace(entries[2], files=(moved,))])
 
 
 def test_results_of_many_reads_keep_their_order() -> None:
@@ -166,7 +165,7 @@ def test_a_manifest_written_in_pieces_is_read_back(store: ObjectStore) -> None:
     wanted = Manifest(
         describe(store), Statistics(1, 2, 3, 4, 5, 6), tuple(files(MANY)), b"sha", (RegionPart(b"", b"", 1, 2),)
     )
-    manifest.write(store, replace(wanted, files=RecordList(FileEntry, wanted.files)))
+    manifest.write(store, structs.replace(wanted, files=RecordList(FileEntry, wanted.files)))
     assert manifest.load(store.get(layout.MANIFEST)) == wanted
 
 

@@ -44,7 +44,7 @@ def store_at(folder: Path, with_key: Crypter = RIGHT_KEY) -> ObjectStore:
 def make(folder: Path, with_key: Crypter = RIGHT_KEY) -> ObjectStore:
     """A complete backup."""
     store = store_at(folder, with_key)
-    begin_backup(store).commit(replace(describe(store), encryption=with_key.method), do_all(store))
+    begin_backup(store).commit(structs.replace(describe(store), encryption=with_key.method), do_all(store))
     return store
 
 
@@ -80,7 +80,7 @@ def test_it_opens_with_its_key_and_says_what_it_is(tmp_path: Path) -> None:
 def test_no_object_holds_a_key_of_the_user_or_of_the_cipher(tmp_path: Path) -> None:
     """Neither records nor files, nor the ledger that a killed run leaves, hold row keys or values or the cipher's key."""
     store = store_at(tmp_path / "b", crypter(METHOD))
-    description = replace(describe(store), encryption=METHOD)
+    description = structs.replace(describe(store), encryption=METHOD)
     writer = begin_backup(store)
     entries = do_all(store)
     for entry in entries:
@@ -207,7 +207,7 @@ def test_without_its_key_a_backup_can_be_pruned(tmp_path: Path, key: Crypter) ->
     """By the id in the index, which its `backupmeta` proves without a key; a pinned one and another backup below stay."""
     for day, name in enumerate(("old", "pinned", "new")):
         store = store_at(tmp_path / name)
-        begin_backup(store).commit(replace(describe(store), encryption=METHOD, started_ms=day), do_all(store))
+        begin_backup(store).commit(structs.replace(describe(store), encryption=METHOD, started_ms=day), do_all(store))
     (tmp_path / "old" / "notes.txt").write_text("not the tool's")
     rebuild(Index(store_at(tmp_path)))
     index = Index(store_at(tmp_path, key))

@@ -4,12 +4,12 @@ import io
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from tests.support.sst_surgery import write_sst
 from tests.unit.backupset.samples import write_file
@@ -130,7 +130,7 @@ def test_the_kind_of_damage_is_told(store: ObjectStore, tmp_path: Path, name: st
 
 def test_mark_of_the_storage(store: ObjectStore, file: FileEntry, data: bytes) -> None:
     """Another mark makes us read the file: an altered one is damage, one copied back and forth is not."""
-    marked = replace(file, etag="as-recorded")
+    marked = structs.replace(file, etag="as-recorded")
     verify_file_identity(store, marked)
     store.put(file.name, _altered(data, 0))
     with pytest.raises(BackupDamaged, match="checksum mismatch"):
@@ -143,12 +143,12 @@ def test_files_of_the_go_tool(store: ObjectStore, file: FileEntry, data: bytes) 
     recorded = FileEntry(file.name, SIZE, b"", b"", 0, 0, 0, sha256=file.sha256)
     verify_file_identity(store, recorded)
     verify_file_content(store, recorded)
-    verify_file_identity(store, replace(recorded, size=0))
+    verify_file_identity(store, structs.replace(recorded, size=0))
     store.put(file.name, data[:-1])
     with pytest.raises(BackupDamaged, match=r"is truncated \([0-9,]+ of [0-9,]+ bytes\)"):
         verify_file_identity(store, recorded)
     with pytest.raises(BackupDamaged, match="no recorded sha256"):
-        verify_file_content(store, replace(recorded, sha256=b"", size=0))
+        verify_file_content(store, structs.replace(recorded, sha256=b"", size=0))
 
 
 def test_a_large_file_is_read_by_several_requests_at_a_time(store: ObjectStore) -> None:

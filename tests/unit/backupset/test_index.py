@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,7 +165,7 @@ def test_damaged_entry_hides_only_itself(index: Index, content: bytes, caplog: p
 @pytest.mark.parametrize("path", ["../outside", "/etc", "a/../../b", ""])
 def test_entries_cannot_lead_out_of_the_root(index: Index, path: str) -> None:
     """An edited index does not make prune delete elsewhere: such an entry is refused on reading."""
-    hostile = records.dump(replace(index_entry(1), path=path))
+    hostile = records.dump(structs.replace(index_entry(1), path=path))
     with pytest.raises(BackupDamaged, match="not a valid object name"):
         load(hostile, "x")
 
@@ -174,7 +173,7 @@ def test_entries_cannot_lead_out_of_the_root(index: Index, path: str) -> None:
 def test_hostile_id_is_refused() -> None:
     """An id becomes the name of an object."""
     with pytest.raises(BackupDamaged, match="is not a backup id"):
-        load(records.dump(replace(index_entry(1), id="../../x")), "x")
+        load(records.dump(structs.replace(index_entry(1), id="../../x")), "x")
 
 
 def test_one_path_holds_one_backup(index: Index, tmp_path: Path) -> None:
@@ -190,7 +189,7 @@ def test_one_path_holds_one_backup(index: Index, tmp_path: Path) -> None:
 def test_find_takes_a_unique_beginning(index: Index) -> None:
     """Whole ids and unique prefixes, in any case, name a backup; the errors for none and several differ."""
     for number in (0xAB << 56, 0xAC << 56):
-        entry = replace(index_entry(0), id=f"{number:016x}", path=f"{number}")
+        entry = structs.replace(index_entry(0), id=f"{number:016x}", path=f"{number}")
         index.root.put(entry_name(entry.id), records.dump(entry))
     assert index.find("ab").entry.id == "ab00000000000000"
     assert index.find("AC00000000000000").entry.id == "ac00000000000000"
@@ -326,7 +325,7 @@ def test_a_time_that_no_calendar_has_costs_its_entry_only(
     """In an entry, and in the snapshot: it is named and left out, and the rest is listed and can be pruned."""
     kept = shelve(index, "real")
     bad = index_entry(1)
-    bad = replace(bad, **{field: value})  # type: ignore[arg-type]
+    bad = structs.replace(bad, **{field: value})
     index.root.put(entry_name(bad.id), records.dump(bad))
     snapshot = json.loads(index.root.get(SNAPSHOT))["content"]
     snapshot["entries"].append(json.loads(records.dump(bad))["content"])

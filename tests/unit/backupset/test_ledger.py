@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from tests.support.ledgers import read_entries
 from tests.unit.backupset.samples import do_all, do_task
@@ -27,7 +28,7 @@ def test_entries_round_trip_in_key_order(store: ObjectStore) -> None:
         "dropped_tombstones": 6,
         "run": "0123abcd",
     }
-    entries = [replace(entry, **said) for entry in do_all(store)]
+    entries = [structs.replace(entry, **said) for entry in do_all(store)]
     for entry in reversed(entries):
         write_entry(store, entry)
     assert read_entries(store) == entries
@@ -64,12 +65,14 @@ def test_only_sound_entries_are_gone_on_from(store: ObjectStore) -> None:
     cut = entries[0].files[1].name
     for odd in ({**sizes, cut: 1}, {name: size for name, size in sizes.items() if name != cut}):
         assert usable_entries(entries, odd) == entries[1:]
-    without_files = replace(entries[0], attempt="a0", files=(replace(entries[0].files[0], name="sst/gone.sst"),))
+    without_files = structs.replace(
+        entries[0], attempt="a0", files=(structs.replace(entries[0].files[0], name="sst/gone.sst"),)
+    )
     assert usable_entries([without_files, *entries], sizes) == entries
-    late = replace(entries[1], start=b"h", attempt="a0")
+    late = structs.replace(entries[1], start=b"h", attempt="a0")
     assert usable_entries([*entries, late], sizes) == entries
     assert usable_entries([late, entries[0], entries[2]], sizes) == [entries[0], late, entries[2]]
-    unbounded = replace(entries[1], end=b"")
+    unbounded = structs.replace(entries[1], end=b"")
     assert usable_entries([entries[0], unbounded, entries[2]], sizes) == [entries[0], unbounded]
 
 

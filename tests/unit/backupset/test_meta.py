@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -53,7 +52,7 @@ def test_round_trip_of_transactional_data(content: MetaContent) -> None:
 
     def of_txn(file: FileEntry, cf: ColumnFamily) -> FileEntry:
         start, end = (prefix + key[len(prefix) :] for key in (file.start_key, file.end_key))
-        return replace(file, name=file.name.replace("default", cf), start_key=start, end_key=end, cf=cf)
+        return structs.replace(file, name=file.name.replace("default", cf), start_key=start, end_key=end, cf=cf)
 
     families: tuple[ColumnFamily, ...] = ("default", "write")
     files = tuple(of_txn(file, cf) for file in content.files for cf in families)
@@ -187,7 +186,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 def test_encrypted_meta_is_told_from_a_damaged_one() -> None:
     """Ciphertext asks for a key; a meta with a flipped or missing byte is damage."""
-    files = tuple(replace(SOUND.files[0], name=f"sst/{number}_default.sst") for number in range(50))
+    files = tuple(structs.replace(SOUND.files[0], name=f"sst/{number}_default.sst") for number in range(50))
     plain = backupmeta.encode(structs.replace(SOUND, files=files))
     stream = bytes(a ^ b for a, b in zip(plain, os.urandom(len(plain)), strict=True))
     with pytest.raises(CrypterMismatch, match="encrypted"):

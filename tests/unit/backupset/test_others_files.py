@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.unit.backupset.samples import describe, do_task
 from tikv_br.backupset import layout, ledger, manifest
@@ -71,7 +71,7 @@ def test_other_files_at_the_path_of_a_temporary_backup(store: ObjectStore) -> No
 def test_backup_in_place_of_a_temporary_one(store: ObjectStore, engine: str, removed: bool) -> None:
     """Only what its own manifest calls temporary is removed."""
     made = [do_task(store, each) for each in range(3)]
-    BackupWriter(store).commit(replace(describe(store), engine=engine), made)
+    BackupWriter(store).commit(structs.replace(describe(store), engine=engine), made)
     before = names(store)
     if removed:
         remove_temporary(store)

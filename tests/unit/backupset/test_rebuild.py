@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.ledgers import begin_backup
 from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
@@ -58,7 +58,7 @@ def test_wrong_entry_is_put_right(index: Index) -> None:
     """The content of an entry is checked against its backup, and corrected."""
     made = make_backup(index.root.location.child("a"))
     right = entry_of("a", made)
-    index.add(replace(right, total_kvs=1))
+    index.add(structs.replace(right, total_kvs=1))
     rebuild(index)
     assert [each.entry for each in index.read()] == [right]
 

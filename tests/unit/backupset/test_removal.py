@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 import pytest
+from msgspec import structs
 
 from tests.support.faulty_store import FaultyStore
 from tests.support.ledgers import begin_backup
@@ -345,7 +346,7 @@ def test_parent_of_a_kept_backup_stays(index: Index) -> None:
 
 def forge_entry(index: Index, entry: IndexEntry, **changes: object) -> None:
     """Have an entry say something else, in place of its own words or under another id."""
-    forged = replace(entry, **changes)  # type: ignore[arg-type]
+    forged = structs.replace(entry, **changes)
     index.root.delete(entry_name(entry.id))
     index.root.put(entry_name(forged.id), records.dump(forged))
 
@@ -515,7 +516,9 @@ def everything(index: Index) -> dict[str, bytes]:
 def forge_removal(index: Index, path: str, listed: tuple[str, ...], meta: bytes = b"") -> str:
     """A mark as whoever may write to the storage can make it, with the entry and the copy that it needs; returns its id."""
     forged = entry_id(path, hashlib.sha256(meta).digest())
-    index.root.put(entry_name(forged), records.dump(replace(index_entry(1), id=forged, path=path, finished_ms=1)))
+    index.root.put(
+        entry_name(forged), records.dump(structs.replace(index_entry(1), id=forged, path=path, finished_ms=1))
+    )
     index.root.put(removal_name(forged), records.dump(Removal(forged, path, listed, listed)))
     if meta:
         index.root.put(f"{path}/{layout.REMOVED}", meta)
@@ -612,12 +615,12 @@ def test_entries_from_the_future_push_out_no_backup(index: Index) -> None:
     newest = shelve(index, "three", 2)
     future = FIRST_MS + 10**12
     for number in range(3):
-        forged = replace(newest, id=f"{number:016x}", path=f"forged-{number}", finished_ms=future + number)
+        forged = structs.replace(newest, id=f"{number:016x}", path=f"forged-{number}", finished_ms=future + number)
         index.root.put(entry_name(forged.id), records.dump(forged))
     wanted = plan(index, Policy(last=3))
     assert wanted.to_remove == []
     assert len(wanted.ghosts) == 3
-    forged = replace(newest, id="f" * 16, path="one", finished_ms=future)
+    forged = structs.replace(newest, id="f" * 16, path="one", finished_ms=future)
     index.root.put(entry_name(forged.id), records.dump(forged))
     wanted = plan(index, Policy(last=1))
     assert [entry.path for entry in wanted.to_remove] == ["two"]
@@ -629,7 +632,7 @@ def test_what_an_entry_says_of_its_backup_does_not_count(index: Index) -> None:
     """Dates and scope are those of the manifest: the newest stays, and the oldest goes."""
     old, new = shelve(index, "old", 0), shelve(index, "new", 1)
     for entry, changes in ((old, {"finished_ms": FIRST_MS + 9 * DAY_MS}), (new, {"finished_ms": 5, "scope": "f" * 16})):
-        index.root.put(entry_name(entry.id), records.dump(replace(entry, **changes)))
+        index.root.put(entry_name(entry.id), records.dump(structs.replace(entry, **changes)))
     index.root.delete("tikv-br-index/snapshot.json")
     assert prune(index) == {"old"}
 
@@ -659,7 +662,7 @@ def test_an_entry_takes_no_pin_of_another_backup(index: Index) -> None:
     """A forged entry at the path of a new backup has the id of a pinned one."""
     pinned = shelve(index, "prod", 0)
     index.pin(pinned)
-    index.root.put(entry_name(pinned.id), records.dump(replace(pinned, path="daily")))
+    index.root.put(entry_name(pinned.id), records.dump(structs.replace(pinned, path="daily")))
     index.root.delete("tikv-br-index/snapshot.json")
     shelve(index, "daily", 1)
     rebuild(index)
@@ -670,7 +673,7 @@ def test_links_in_place_of_backups_are_not_followed(index: Index, tmp_path: Path
     """A backup elsewhere, that a link below the root leads to, is neither counted nor removed; a linked ledger is not looked into."""
     outside = index_at(tmp_path.parent / f"{tmp_path.name}-outside")
     shelve(outside, "victim", 0)
-    entry = replace(shelve(index, "linked", 0))
+    entry = structs.replace(shelve(index, "linked", 0))
     shelve(index, "new", 1)
     shutil.rmtree(Path(index.root.location.path, "linked"))
     Path(index.root.location.path, "linked").symlink_to(Path(outside.root.location.path, "victim"))
@@ -682,4 +685,4 @@ def test_links_in_place_of_backups_are_not_followed(index: Index, tmp_path: Path
     Path(index.root.location.path, "old/tikv-br/ledger").symlink_to(Path(outside.root.location.path))
     execute(index, plan(index, LAST))
     assert everything(outside) == before
-    assert not index.is_backup(replace(entry, path="old"))
+    assert not index.is_backup(structs.replace(entry, path="old"))

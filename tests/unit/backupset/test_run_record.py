@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from tests.unit.backupset.samples import describe
 from tikv_br.backupset import layout, manifest
@@ -46,13 +45,13 @@ def test_record_is_read_back(store: ObjectStore, record: RunRecord) -> None:
 )
 def test_differences_that_matter_are_named(changes: dict[str, object], said: list[str], record: RunRecord) -> None:
     """Each in words; what decides on no row may differ."""
-    other = replace(record, run_id="f" * 16, description=replace(record.description, **changes))  # type: ignore[arg-type]
+    other = structs.replace(record, run_id="f" * 16, description=structs.replace(record.description, **changes))
     assert differences(record, other) == said
 
 
 def test_flags_that_decide_on_rows_are_compared(record: RunRecord) -> None:
     """They are in no manifest."""
-    other = replace(record, assume_no_ttl=True, checksum=False, allow_loss=())
+    other = structs.replace(record, assume_no_ttl=True, checksum=False, allow_loss=())
     assert differences(record, other) == [
         "assume no ttl was False, is True",
         "checksum was True, is False",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import inspect
 import math
@@ -241,7 +240,7 @@ ONLY_RAW = {
 }
 """Options of backups of raw data."""
 FILLED = {
-    options.__name__: {field.name for field in dataclasses.fields(options)}
+    options.__name__: set(inspect.signature(options).parameters)
     for options in (
         BackupOptions,
         RestoreOptions,
@@ -292,7 +291,7 @@ FILLED = {
 def test_every_option_of_an_operation_has_a_flag(flags: type[Flags], options: type, others: set[str]) -> None:
     """`Flags.fill` goes by names: an option that is renamed alone would silently keep its default."""
     declared = {*every_field(flags), "spark_settings"}  # made of two flags
-    assert {field.name for field in dataclasses.fields(options)} - others <= declared
+    assert set(inspect.signature(options).parameters) - others <= declared
 
 
 def test_every_flag_of_every_command_has_a_consumer() -> None:

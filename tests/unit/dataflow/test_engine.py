@@ -155,7 +155,7 @@ def test_a_key_is_not_sent_in_clear_by_choice() -> None:
     secret = Crypter("aes256-ctr", SecretText("00" * 32))
     place = replace(cloud("s3://box/p").storage, crypter=secret)
     plain = options(storage=place)
-    over_tls = replace(plain, cluster=structs.replace(plain.cluster, tls=TlsFiles(ca="/ca.pem")))
+    over_tls = structs.replace(plain, cluster=structs.replace(plain.cluster, tls=TlsFiles(ca="/ca.pem")))
     assert [choose_engine(each, V1, V2).name for each in (plain, over_tls)] == ["scan", "store"]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from tests.unit.serve.samples import entry
 from tikv_br.backupset.index import Index
@@ -25,7 +25,7 @@ def test_transactional_backups_are_passed_over(tmp_path: Path) -> None:
     index, said = Index(open_store(root)), list[object]()
     fields = SimpleNamespace(options=SimpleNamespace(backups=root), recorder=said.append)
     context = cast("DrillContext", fields)
-    newest = replace(entry("txn", 1.0), key_mode=KeyMode.TXN, scope="1" * 16)
+    newest = structs.replace(entry("txn", 1.0), key_mode=KeyMode.TXN, scope="1" * 16)
     index.add(newest)
     with pytest.raises(BackupNotFound, match="no backup of RawKV data"):
         newest_of_scope(context)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.damage import Case, cases
 from tikv_br.errors import SyncFenced, SyncStateDamaged
@@ -103,10 +103,10 @@ class CheckpointSuite:
         syncs = [ObjectCheckpoints(store, name) for name in ("one", "two")]
         for number, sync in enumerate(syncs):
             sync.claim()
-            sync.save(replace(at(10 + number), changefeed_id=("one", "two")[number]))
+            sync.save(structs.replace(at(10 + number), changefeed_id=("one", "two")[number]))
         older = {info.name: store.get(info.name) for info in list(store.list())}
         for number, sync in enumerate(syncs):
-            sync.save(replace(at(20 + number), changefeed_id=("one", "two")[number]))
+            sync.save(structs.replace(at(20 + number), changefeed_id=("one", "two")[number]))
         objects = {info.name: store.get(info.name) for info in list(store.list())}
         sound, seen = [sync.load() for sync in syncs], set()
         for case in damaged(store, objects, older, self.flips):
@@ -118,7 +118,7 @@ class CheckpointSuite:
             if case.damage == "missing":
                 assert syncs[number].load() is None
             elif case.damage == "older":
-                assert syncs[number].load() == replace(at(10 + number, 1), changefeed_id=("one", "two")[number])
+                assert syncs[number].load() == structs.replace(at(10 + number, 1), changefeed_id=("one", "two")[number])
             else:
                 with pytest.raises(SyncStateDamaged, match=case.name) as caught:
                     syncs[number].load()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from tests.unit.archive.samples import LOG, WHOLE, describe, store_at
 from tests.unit.incremental.changes import Change, batch
@@ -109,7 +109,7 @@ def test_rows_of_several_keyspaces_are_in_files_of_each(tmp_path: Path) -> None:
     """A segment and files with user keys for each keyspace; readers find both, and another set of keyspaces is refused."""
     store, spans = store_at(tmp_path), [KeyCodec(ApiVersion.V2, id_).rpc_range() for id_ in (7, 9)]
     names = ("features", "billing")
-    description = dataclasses.replace(
+    description = structs.replace(
         describe(start_ts=0, has_checkpoint=False, ranges=spans), keyspace_name=names[0], keyspace_names=names
     )
     sink = LogSink(LogWriter(store, description, spans[0], NEVER, more=spans[1:]), "a test")
@@ -259,7 +259,7 @@ def test_another_source_is_refused(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     sink_at(store).resolve(START)
     for change in ({"cluster_id": 1}, {"keyspace_id": 8}, {"ranges": ()}):
-        other = LogWriter(store, dataclasses.replace(describe(), **change), WHOLE)
+        other = LogWriter(store, structs.replace(describe(), **change), WHOLE)
         with pytest.raises(SyncStateMismatch, match="the log log1 at"):
             other.start(START)
     crypter = Crypter.of("", SecretText("00" * 32))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.damage import FLIPS, Victim, cases, read_objects
 from tests.support.faulty_store import FaultyStore
@@ -138,9 +138,9 @@ def test_damaged_records_of_restores_count_for_nothing(store: ObjectStore, tmp_p
     records = [RestoreRecord.of(store, cluster, b"backupmeta", []) for cluster in (7, 8)]
     before: dict[str, bytes] = {}
     for number, record in enumerate(records):
-        record.create_checkpoint(replace(BEGUN, cluster_id=7 + number))
+        record.create_checkpoint(structs.replace(BEGUN, cluster_id=7 + number))
         before = before or read_objects(tmp_path / "backup")
-        record.update_checkpoint(replace(BEGUN, cluster_id=7 + number, empty=(*BEGUN.empty, WHOLE)))
+        record.update_checkpoint(structs.replace(BEGUN, cluster_id=7 + number, empty=(*BEGUN.empty, WHOLE)))
         for span in SPANS:
             record.add(span)
     objects = read_objects(tmp_path / "backup")

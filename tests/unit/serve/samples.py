@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from msgspec import structs
+
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import LogStatus
 from tikv_br.archive.records import InexactPeriod, LogDescription, LogState, Segment
@@ -52,7 +54,7 @@ def entry(path: str, hours: float, parent: str = "", **changes: object) -> Index
         tool_version="1.0.0",
         encryption="plaintext",
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return structs.replace(made, **changes)
 
 
 def backups(*entries: IndexEntry, pinned: str = "") -> ReadState[Backups]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.unit.serve.samples import (
     CLUSTER,
@@ -120,7 +121,7 @@ def test_why_there_is_no_window() -> None:
     assert (unreadable.problem, unreadable.from_ms, unreadable.to_ms) == ("the manifest is damaged", 0, 0)
     made = log()
     assert made.value is not None
-    late = replace(made.value.archive.segments[0], from_ts=compose(NOW_MS - HOUR_MS))
+    late = structs.replace(made.value.archive.segments[0], from_ts=compose(NOW_MS - HOUR_MS))
     broken = replace(made, value=replace(made.value, archive=replace(made.value.archive, segments=(late,))))
     (gap,) = windows(broken, hours=10.0)
     assert gap.problem == "the log lacks changes after it"

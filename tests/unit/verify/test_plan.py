@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from tikv_br.backupset.files import FileEntry, FilePair
 from tikv_br.compare.files import FilePart
@@ -65,15 +64,15 @@ def test_a_range_in_another_keyspace_is_compared_there() -> None:
 )
 def test_spark_is_started_where_it_pays_or_is_asked_for(asked: ExecutorChoice, size: int, kind: str) -> None:
     """Auto goes by the bytes to read; a wish is a wish."""
-    assert choose_executor(replace(OPTIONS, executor=asked), size).executor == kind
+    assert choose_executor(structs.replace(OPTIONS, executor=asked), size).executor == kind
 
 
 def test_contradictions_are_refused_before_anything_is_read() -> None:
     """A subset of nothing, a comparison with no cluster and a master that is none."""
     with pytest.raises(UsageError, match="subset"):
-        check_options(replace(OPTIONS, level=Level.META, subset=Subset.parse("10%")))
+        check_options(structs.replace(OPTIONS, level=Level.META, subset=Subset.parse("10%")))
     with pytest.raises(UsageError, match="--pd"):
-        check_options(replace(OPTIONS, level=Level.RESTORE))
+        check_options(structs.replace(OPTIONS, level=Level.RESTORE))
     with pytest.raises(UsageError, match="master"):
-        check_options(replace(OPTIONS, executor="spark", spark_master="nonsense"))
+        check_options(structs.replace(OPTIONS, executor="spark", spark_master="nonsense"))
     check_options(OPTIONS)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -200,7 +199,7 @@ def rewrite(folder: Path, known: manifest.Manifest) -> None:
     content = brpb_pb2.BackupMeta.FromString((folder / layout.META).read_bytes())
     decoded = backupmeta.decode(content.SerializeToString())
     data = backupmeta.encode(structs.replace(decoded, files=tuple(known.files)))
-    sealed = manifest.dump(replace(known, backupmeta_sha256=hashlib.sha256(data).digest()))
+    sealed = manifest.dump(structs.replace(known, backupmeta_sha256=hashlib.sha256(data).digest()))
     (folder / layout.META).write_bytes(data)
     (folder / layout.MANIFEST).write_bytes(sealed)
 
@@ -209,8 +208,8 @@ def test_files_that_overlap_are_found(backup: Path) -> None:
     """A key that two files claim would be restored twice, or from the wrong one."""
     known = manifest.load((backup / layout.MANIFEST).read_bytes())
     first, second, third = known.files
-    wider = replace(second, start_key=first.start_key + b"\0")
-    rewrite(backup, replace(known, files=(first, wider, third)))
+    wider = structs.replace(second, start_key=first.start_key + b"\0")
+    rewrite(backup, structs.replace(known, files=(first, wider, third)))
     [finding] = findings(backup, Level.META)
     assert (finding.object, finding.level) == (second.name, Level.META)
     assert first.name in finding.cause
@@ -221,7 +220,7 @@ def test_statistics_that_do_not_add_up_are_found(backup: Path, field: str) -> No
     """The manifest's sums are those of its files."""
     known = manifest.load((backup / layout.MANIFEST).read_bytes())
     wrong = structs.replace(known.statistics, **{field: getattr(known.statistics, field) + 1})
-    rewrite(backup, replace(known, statistics=wrong))
+    rewrite(backup, structs.replace(known, statistics=wrong))
     [finding] = findings(backup, Level.META)
     assert finding.object == layout.MANIFEST
     assert str(getattr(known.statistics, field)) in finding.cause

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.data import when
@@ -76,7 +76,7 @@ def test_gc_that_passes_fails_the_run(options: Options, tmp_path: Path, monkeypa
             backup(wanted)
         assert "--no-resume" in raised.value.hint
         assert read_entries(open_store(wanted.storage))
-        summary = backup(replace(wanted, no_resume=True)).summary
+        summary = backup(structs.replace(wanted, no_resume=True)).summary
         is_whole(wanted, summary, live, tmp_path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.resume.unfinished import (
@@ -44,7 +45,7 @@ from tikv_br.verify.run import verify
 def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Options, tmp_path: Path) -> None:
     """Work that was done is kept, with its safe point, and not done again; the backup keeps the first run's backup-ts."""
     wanted = options(v2, engine=engine, concurrency=1)
-    whole = backup(replace(wanted, dry_run=True)).plan
+    whole = backup(structs.replace(wanted, dry_run=True)).plan
     error = fail_half_way(v2, wanted)
     assert "the same command resumes the backup" in error.hint
     store = open_store(wanted.storage)
@@ -54,7 +55,7 @@ def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Optio
     assert 0 < len(done) < len(whole)
     assert v2.safe_points() == {service_id(begun.run_id, wanted.storage): begun.description.backup_ts - 1}
     assert "tikv-br/lease" not in files_at(wanted)
-    plan = backup(replace(wanted, dry_run=True)).plan
+    plan = backup(structs.replace(wanted, dry_run=True)).plan
     assert (plan[0].span.start, plan[-1].span.end) == (done[-1].end, whole[-1].span.end)
     summary = backup(wanted).summary
     assert (summary.resumed_ranges, summary.ranges, summary.resumed_run) == (
@@ -126,7 +127,7 @@ def test_work_of_a_run_that_was_thrown_away_counts_for_nothing(
     fail_half_way(v2, wanted)
     store = open_store(wanted.storage)
     done = read_entries(store)
-    rest = backup(replace(wanted, dry_run=True)).plan
+    rest = backup(structs.replace(wanted, dry_run=True)).plan
     write_entry(store, LedgerEntry(rest[0].span.start, rest[-1].span.end, "0" * 16, (), run="of-another-time"))
     summary = backup(wanted).summary
     assert summary.resumed_ranges == len(done)
@@ -163,13 +164,13 @@ def test_other_parameters_are_refused(
     wanted = options(v2, concurrency=1)
     fail_half_way(v2, wanted)
     before = files_at(wanted)
-    other = replace(wanted, **changes)
+    other = structs.replace(wanted, **changes)
     with pytest.raises(ResumeRefused, match=sentence) as raised:
         backup(other)
     assert "--no-resume" in raised.value.hint
     assert files_at(wanted) == before
     if "engine" in changes:
-        summary = backup(replace(other, no_resume=True)).summary
+        summary = backup(structs.replace(other, no_resume=True)).summary
         assert (summary.engine, summary.resumed_ranges) == ("store", 0)
         is_whole(wanted, summary, v2, tmp_path)
 
@@ -178,7 +179,7 @@ def test_key_of_an_encrypted_backup_stays_the_same(v2: LiveCluster, options: Opt
     """No backup is written with two keys: another key, or none, is refused before any write."""
     plain = options(v2, concurrency=1)
     keys = [Crypter.of("aes128-ctr", SecretText(digit * 32)) for digit in "ab"]
-    wanted, other = (replace(plain, storage=replace(plain.storage, crypter=key)) for key in keys)
+    wanted, other = (structs.replace(plain, storage=replace(plain.storage, crypter=key)) for key in keys)
     fail_half_way(v2, wanted)
     before = files_at(wanted)
     for wrong in (other, plain):
@@ -196,7 +197,7 @@ def test_options_without_effect_on_content_may_differ(v2: LiveCluster, options: 
     fail_half_way(v2, wanted)
     said: list[Event] = []
     summary = backup(
-        replace(wanted, concurrency=3, file_bytes=1 << 20, safe_interval=10, gc_ttl=600), said.append
+        structs.replace(wanted, concurrency=3, file_bytes=1 << 20, safe_interval=10, gc_ttl=600), said.append
     ).summary
     assert summary.resumed_ranges > 0
     noun = "range" if summary.resumed_ranges == 1 else "ranges"
@@ -232,18 +233,18 @@ def test_forged_run_record_names_the_safe_point_of_another_backup(
     fail_half_way(v2, wanted)
     held = v2.safe_points()
     theirs = manifest.read_run(open_store(wanted.storage))
-    forged = replace(wanted, storage=StorageLocation("local", str(tmp_path / "forged")))
+    forged = structs.replace(wanted, storage=StorageLocation("local", str(tmp_path / "forged")))
     store = open_store(forged.storage)
     for ours in ("abort", "resume"):
         fail_half_way(v2, forged)
         mine = manifest.read_run(store)
         assert mine is not None
         assert theirs is not None
-        write_record(store, "tikv-br/run.json", replace(mine, run_id=theirs.run_id))
+        write_record(store, "tikv-br/run.json", structs.replace(mine, run_id=theirs.run_id))
         if ours == "abort":
             abort_backup(forged.storage, v2.config)
         else:
-            backup(replace(forged, gc_ttl=0))
+            backup(structs.replace(forged, gc_ttl=0))
         assert v2.safe_points().items() >= held.items()
 
 
@@ -279,7 +280,7 @@ def test_backup_that_was_not_tidied_up_is(v2: LiveCluster, options: Options, tmp
         backup(wanted, raising(StepStarted, "clean up"))
     assert "backupmeta" in files_at(wanted)
     with pytest.raises(BackupPathInUse, match="already holds a backup"):
-        backup(replace(wanted, ranges=(KeyRange(b"", b"x"),)))
+        backup(structs.replace(wanted, ranges=(KeyRange(b"", b"x"),)))
     summary = backup(wanted).summary
     assert (summary.total_kvs, summary.resumed_ranges) == (ROWS, 0)
     assert summary.ranges > 1

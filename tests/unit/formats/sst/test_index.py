@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tikv_br.formats import jit
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries
 from tikv_br.formats.sst.coding import BlockHandle
@@ -24,6 +28,7 @@ from tikv_br.formats.sst.table import (
 )
 
 PLAIN = {INDEX_KEYS_ARE_USER_KEYS: b"\x01"}
+by_numba = pytest.mark.skipif(jit.EXTENSION is not None, reason="the extension has only what Python calls: see below")
 similar_keys = st.text("\x00\x01\x7f\xfe\xff", max_size=6).map(lambda text: text.encode("latin-1"))
 
 
@@ -45,6 +50,7 @@ def address(array: npt.NDArray[np.uint8]) -> int:
     return int(array.ctypes.data)
 
 
+@by_numba
 @given(similar_keys | st.binary(max_size=20), similar_keys | st.binary(max_size=20))
 def test_shortest_separator(one: bytes, other: bytes) -> None:
     """A separator lies at or after one key and before the next, and is never longer than the first."""
@@ -55,6 +61,7 @@ def test_shortest_separator(one: bytes, other: bytes) -> None:
         assert len(separator) <= len(last)
 
 
+@by_numba
 def test_separators_are_short() -> None:
     """Keys that differ early have short separators."""
     assert shortest_separator(b"zuser000123", b"zuser100000") == b"zuser1"
@@ -62,6 +69,24 @@ def test_separators_are_short() -> None:
     assert shortest_separator(b"za\xff\xff\x01", b"zb") == b"za\xff\xff\x02"
     assert shortest_separator(b"za", b"za\0") == b"za"
     assert shortest_separator(b"za", b"") == b"za"
+
+
+@pytest.mark.skipif(jit.EXTENSION is None, reason="they ran")
+def test_separators_by_numba() -> None:
+    """The tests above, in a process whose setting turns the extension off."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "separator and not numba",
+        __file__,
+    ]
+    done = subprocess.run(command, env={**os.environ, "NUMBA_OPT": "3"}, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
 
 
 def read_back(block: bytes, properties: dict[str, bytes], *, before: int = 1000) -> SstIndex:

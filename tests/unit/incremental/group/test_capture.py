@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import capture, changefeed
@@ -60,7 +61,7 @@ class Member:
     def change(self, **changes: object) -> None:
         """Another process changes the changefeed."""
         found = self.store.snapshot().changefeeds["feed"]
-        self.etcd.put(self.store.keys.of("changefeed", "feed"), dump(replace(found, **cast("Any", changes))))
+        self.etcd.put(self.store.keys.of("changefeed", "feed"), dump(structs.replace(found, **cast("Any", changes))))
 
     def end(self, error: TikvBrError | None = None) -> None:
         """The thread begun last ends."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec.structs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.support.damage import FLIPS, cases
 from tikv_br.cluster.etcd_values import KeyValue, absent
@@ -52,11 +52,11 @@ def state(**values: object) -> GroupState:
 
 def builds(kind: type[object], **fields: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
     """Values with numbers that any of its fields may have."""
-    numbers = [each.name for each in dataclasses.fields(kind) if each.type not in OTHERS]  # type: ignore[arg-type]
+    numbers = [name for name, text in kind.__annotations__.items() if text not in OTHERS]
     return st.builds(kind, **{**dict.fromkeys(numbers, st.integers(1, 9999)), **fields})
 
 
-OTHERS = {"str", "bool", "Hex", "ChangefeedState", "tuple[str, ...]"}
+OTHERS = {"str", "bool", "Hex", "ChangefeedState", "records.Later[str]", "records.Later[tuple[str, ...]]"}
 VALUES = st.one_of(
     *map(builds, (CaptureInfo, Progress, ChangefeedStatus)),
     builds(ChangefeedInfo, state=st.sampled_from(ChangefeedState), start_key=st.binary(), end_key=st.binary()),
@@ -79,7 +79,7 @@ def test_a_group_from_its_keys() -> None:
         owner__b=b"b",
         owner__a=b"a",
         capture__a=CaptureInfo("a", "", 1, "1"),
-        changefeed__feed=dataclasses.replace(FEED, state=ChangefeedState.PAUSED),
+        changefeed__feed=structs.replace(FEED, state=ChangefeedState.PAUSED),
         task__feed__0001=ChangefeedTask("feed", 1, MIDDLE, END),
         task__feed__0000=ChangefeedTask("feed", 0, START, MIDDLE, "a", 3),
         progress__feed__0000=Progress("feed", 0, 120, 130, 3, "a", 1),
@@ -113,7 +113,7 @@ def test_a_damaged_value_costs_its_own_changefeed(odd: dict[str, object]) -> Non
     """A damaged value affects only its own changefeed, which reports just the damage."""
     sound = {"changefeed__feed": FEED, "task__feed__0000": ChangefeedTask("feed", 0, START, END)}
     bad = {
-        "changefeed__bad": dataclasses.replace(FEED, id="bad"),
+        "changefeed__bad": structs.replace(FEED, id="bad"),
         "task__bad__0001": ChangefeedTask("bad", 1, START, END),
         "status__bad": ChangefeedStatus("bad", 1, 1, 1, "a"),
     }
@@ -133,7 +133,7 @@ def group(reached: int) -> dict[str, bytes]:
     values: dict[str, object] = {KEYS.of("capture", "a"): CaptureInfo("a", "", 1, "1")}
     values[KEYS.of("capture", "b")] = CaptureInfo("b", "", 1, "1")
     for far, name in enumerate(("feed", "other")):
-        values[KEYS.of("changefeed", name)] = dataclasses.replace(FEED, id=name, created_ms=reached)
+        values[KEYS.of("changefeed", name)] = structs.replace(FEED, id=name, created_ms=reached)
         values[KEYS.of("status", name)] = ChangefeedStatus(name, reached + far, reached + far, 1, "a")
         for number in (0, 1):
             task = ChangefeedTask(name, number, START + b"%d" % number, START + b"%d" % (number + 1), "a", reached)
@@ -199,7 +199,7 @@ def test_the_checkpoint_of_a_changefeed() -> None:
 @pytest.mark.parametrize("keyspace_id", [0, 5])
 def test_the_range_is_of_its_keyspace(keyspace_id: int) -> None:
     """The span of a changefeed has the prefix of its keyspace, also where it has no end."""
-    whole = dataclasses.replace(FEED, keyspace_id=keyspace_id, start_key=b"", end_key=b"").range
+    whole = structs.replace(FEED, keyspace_id=keyspace_id, start_key=b"", end_key=b"").range
     assert whole.start == b"r" + keyspace_id.to_bytes(3)
     assert whole.end == b"r" + (keyspace_id + 1).to_bytes(3)
 
@@ -225,8 +225,8 @@ def test_the_range_is_of_its_keyspace(keyspace_id: int) -> None:
 )
 def test_numbers_that_no_program_can_work_with(changed: dict[str, Any]) -> None:
     """The changefeed is stopped; others are not."""
-    good = dataclasses.replace(FEED, id="good")
-    found = state(changefeed__feed=dataclasses.replace(FEED, **changed), changefeed__good=good)
+    good = structs.replace(FEED, id="good")
+    found = state(changefeed__feed=structs.replace(FEED, **changed), changefeed__good=good)
     assert set(found.damaged) == {"feed"}
     assert set(found.changefeeds) == {"good"}
 
@@ -246,7 +246,7 @@ def test_keys_that_no_task_has(number: str) -> None:
     task = ChangefeedTask("feed", 1, FEED.range.start, FEED.range.end)
     found = state(
         changefeed__feed=FEED,
-        changefeed__good=dataclasses.replace(FEED, id="good"),
+        changefeed__good=structs.replace(FEED, id="good"),
         **{f"task__feed__{number}": task},
     )
     assert (set(found.damaged), set(found.changefeeds)) == ({"feed"}, {"good"})
@@ -265,5 +265,5 @@ def test_task_outside_of_its_changefeed(start: bytes, end: bytes) -> None:
 @pytest.mark.parametrize("name", ["../other", "", "a/b", "x" * 200, "a\x1b[2J"])
 def test_names_that_no_changefeed_can_have(name: str) -> None:
     """They are nobody's."""
-    found = parse(KEYS, (KeyValue(f"{KEYS.root}changefeed/{name}", dump(dataclasses.replace(FEED, id=name)), 2, 2),), 9)
+    found = parse(KEYS, (KeyValue(f"{KEYS.root}changefeed/{name}", dump(structs.replace(FEED, id=name)), 2, 2),), 9)
     assert not found.changefeeds

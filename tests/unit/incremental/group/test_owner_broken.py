@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from msgspec import structs
+
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
 from tikv_br.incremental.group.changefeeds import Changefeeds
@@ -17,7 +19,7 @@ from tikv_br.incremental.group.owner import CaptureOwner
 from tikv_br.incremental.group.store import GroupStore
 from tikv_br.records import dump
 
-FEED = replace(changefeed("feed"), start_ts=1000, gc_ttl=3600)
+FEED = structs.replace(changefeed("feed"), start_ts=1000, gc_ttl=3600)
 CHANGES = ((MemoryEtcd, "transact"), (SafePointBook, "update_service_safe_point"))
 """Calls by which an owner changes its environment."""
 LOOK_SECONDS = 10.0
