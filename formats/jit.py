@@ -56,19 +56,27 @@ def extension_name(kernel: Callable[..., object]) -> str:
     return f"{kernel.__module__.removeprefix('tikv_br.formats.')}.{kernel.__name__}".replace(".", "__")
 
 
+_HAS_NUMBA = importlib.util.find_spec("numba") is not None
+
+
 def _load_extension() -> ModuleType | None:
     path = extension_file()
     spec = importlib.util.spec_from_file_location(path.name.partition(".")[0], path)
     if not has_plain_settings() or not path.exists() or spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError:  # made for a newer C library
+        if _HAS_NUMBA:
+            return None
+        raise
     return module
 
 
 EXTENSION = _load_extension()
-"""The kernels that Python calls; None: there is none, or settings of numba ask for other code."""
-USES_NUMBA = EXTENSION is None and importlib.util.find_spec("numba") is not None
+"""The kernels that Python calls; None: there is none that runs here, or settings of numba ask for other code."""
+USES_NUMBA = EXTENSION is None and _HAS_NUMBA
 if USES_NUMBA:
     import numba
 

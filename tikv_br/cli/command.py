@@ -73,7 +73,9 @@ class _Declaration(Struct, frozen=True):
         """The value of a flag that is not set."""
         if isinstance(self.default, list):
             return list(self.default)
-        return self.default if self.kind is None else self.kind.parse_optional(self.default)
+        if self.kind is None or self.default is REQUIRED:
+            return self.default
+        return self.kind.parse_optional(self.default)
 
     def parameter(
         self,
@@ -172,12 +174,12 @@ class Flags:
         if odd := values.keys() - known.keys():
             raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(odd))}")
         for name, (declaration, _) in known.items():
-            if name in values:
-                vars(self)[name] = values[name]
-            elif declaration is None or declaration.value is REQUIRED:
+            value = values.get(name, REQUIRED)
+            if value is REQUIRED and declaration is not None:
+                value = declaration.value
+            if value is REQUIRED:
                 raise TypeError(f"{type(self).__name__} needs {name}")
-            else:
-                vars(self)[name] = declaration.value
+            vars(self)[name] = value
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be set")
