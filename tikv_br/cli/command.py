@@ -77,6 +77,10 @@ class _Declaration(Struct, frozen=True):
             return self.default
         return self.kind.parse_optional(self.default)
 
+    def __get__(self, _flags: object, _owner: type[Flags]) -> Any:  # noqa: ANN401
+        """The default, of which a class of flags is asked: objects have values of their own."""
+        return self.value
+
     def parameter(
         self,
         name: str,

@@ -377,6 +377,7 @@ def test_flags_by_hand() -> None:
     assert Other(third=7).values(Base) == {"first": 3, "seconds": 60.0}
     assert Other(third=7, inner=Inner(seconds=2.0)).replaced(third=8).inner.seconds == 2.0
     assert Inner().many is not Inner().many
+    assert (Inner.second, Inner.seconds) == (2, 60.0)
     assert Inner(first=8) == Inner(first=8, second=2) != Inner(first=8, second=3)
     with pytest.raises(TypeError, match="needs third"):
         Other()
