@@ -32,7 +32,10 @@ if "numba" not in sys.modules:  # it reads this when it is imported; otherwise i
 _PACKAGE = Path(__file__).parent
 COMPILED = _PACKAGE / "compiled"
 """Extensions that `tikv_br.formats.precompile` has made."""
-_HARMLESS = {"NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES", "NUMBA_NUM_THREADS"}
+_HARMLESS = {
+    *("NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER"),
+    *("NUMBA_WARNINGS", "NUMBA_DISABLE_PERFORMANCE_WARNINGS"),
+}
 
 
 def has_plain_settings() -> bool:
@@ -62,7 +65,8 @@ _HAS_NUMBA = importlib.util.find_spec("numba") is not None
 def _load_extension() -> ModuleType | None:
     path = extension_file()
     spec = importlib.util.spec_from_file_location(path.name.partition(".")[0], path)
-    if not has_plain_settings() or not path.exists() or spec is None or spec.loader is None:
+    wants_numba = _HAS_NUMBA and not has_plain_settings()
+    if wants_numba or not path.exists() or spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)
     try:

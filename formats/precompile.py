@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -45,21 +46,24 @@ def precompile() -> bool:
     """Make the extension, unless that was done for these sources; whether it was necessary.
 
     It has each kernel with the types with which Python calls it, by numba's compiler of extensions. Kernels take tuples for named ones, whose
-    classes it does not know. Raises `RuntimeError` with settings of numba that change the code, and what the compilers raise.
+    classes it does not know. Only for a process of its own: it changes numba's cache. Raises what numba and the compilers raise.
     """
-    if not jit.has_plain_settings():
-        raise RuntimeError("cannot compile ahead: a NUMBA_ variable of the environment changes the code; unset it")
     target = jit.extension_file()
-    if target.exists():
+    if target.exists() and jit.EXTENSION is not None:
         return False
-    call_kernels()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numba intends to replace this compiler by another one
-        types, compiler, pycc = (
-            cast("Any", importlib.import_module(f"numba.{name}")) for name in ("types", "core.compiler", "pycc")
-        )
+    from numba import config  # after `tikv_br.formats.jit`, which chooses the processor
+
     jit.COMPILED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jit.COMPILED) as folder:
+        settings: Any = config
+        # Numba's own cache follows the file of a kernel, not the files of the kernels that it calls.
+        settings.CACHE_DIR = str(Path(folder, "cache"))
+        call_kernels()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numba intends to replace this compiler by another one
+            types, compiler, pycc = (
+                cast("Any", importlib.import_module(f"numba.{name}")) for name in ("types", "core.compiler", "pycc")
+            )
         extension = pycc.CC(target.name.partition(".")[0])
         extension.output_dir, extension.output_file, extension.target_cpu = folder, target.name, "generic"
         for kernel in kernels():
@@ -85,7 +89,7 @@ def precompile() -> bool:
         for old in jit.COMPILED.iterdir():
             if old.is_file():
                 old.unlink()
-            elif old != Path(folder):
+            elif not old.name.startswith(tempfile.gettempprefix()):  # of another process
                 shutil.rmtree(old)
         Path(folder, target.name).rename(target)
     return True
@@ -177,14 +181,18 @@ def _call_row_kernels(record: pa.RecordBatch) -> None:
 
 def main() -> int:
     """Make the extension, or fill numba's cache; the exit code."""
+    if not jit.has_plain_settings():
+        print("error: a NUMBA_ variable of the environment changes the code; unset it", file=sys.stderr)  # noqa: T201
+        return 1
     try:
         text = "compiled the kernels" if precompile() else "the kernels are compiled"
     except Exception as error:  # noqa: BLE001 - numba, setuptools and compilers have errors of any kind
         if "--extension" in sys.argv[1:]:
-            print(f"the kernels cannot be compiled: {error}", file=sys.stderr)  # noqa: T201
+            print(f"error: the kernels cannot be compiled: {error}", file=sys.stderr)  # noqa: T201
             return 1
-        call_kernels()
         text = f"compiled the kernels into numba's cache; for the extension, which starts faster: {error}"
+        program = "from tikv_br.formats import precompile; precompile.call_kernels()"
+        subprocess.run([sys.executable, "-c", program], check=True)  # here the kernels have another cache
     print(text, file=sys.stderr)  # noqa: T201
     return 0
 

@@ -21,7 +21,7 @@ from tikv_br.errors import BackupDamaged, BackupUnsupported
 from tikv_br.formats.errors import UnsupportedFormat
 
 FORMAT_VERSION = 2
-"""The newest version of documents. A dataclass whose documents a reader of version 1 must refuse has a property `format_version`."""
+"""The newest version of documents. A record whose documents a reader of version 1 must refuse has a property `format_version`."""
 
 MAX_MILLISECONDS = 250_000_000_000_000
 """Upper limit for times and durations in records: until the year 9892, which calendars of programs can still show."""
@@ -48,7 +48,7 @@ _NEGATIVE = re.compile(rb"[:,\[]-")
 
 
 def dump(record: object) -> bytes:
-    """The document for a dataclass instance."""
+    """The document for a record."""
     return b"".join(dump_pieces(record))
 
 
@@ -78,7 +78,7 @@ def dump_pieces(record: object) -> Iterator[bytes]:
 
 
 class RecordList(Sequence[T]):
-    """Many instances of a dataclass in little memory: their JSON, compressed by blocks. To be read in order.
+    """Many records of a kind in little memory: their JSON, compressed by blocks. To be read in order.
 
     Equal to a tuple of the same instances.
     """
@@ -132,7 +132,7 @@ def _version_of(record: object) -> int:
 
 
 def load(kind: type[T], data: bytes, name: str) -> T:
-    """The record of dataclass ``kind`` in object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` if newer."""
+    """The record of ``kind`` in object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` if newer."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         document = _document.decode(data)
         content = bytes(document.content).replace(b"\n", b"")
@@ -200,7 +200,7 @@ def _parse(kind: Any, text: Any) -> object:  # noqa: ANN401 - a type of `json_ty
 
 
 def convert(content: object, kind: type[T]) -> T:
-    """The value of a type, such as a dataclass, for JSON. Raises `msgspec.ValidationError`."""
+    """The value of a type, such as a struct, for JSON. Raises `msgspec.ValidationError`."""
     _decoder(kind)
     return msgspec.convert(content, kind, dec_hook=_parse)
 
@@ -220,7 +220,7 @@ def _build(kind: Any) -> msgspec.json.Decoder[Any]:  # noqa: ANN401 - a type
 
 
 _building = threading.Lock()
-"""msgspec describes a dataclass when it first meets it. Another thread that meets it meanwhile uses half a description, and the process dies."""
+"""msgspec describes a struct or dataclass when it first meets it. Another thread that meets it meanwhile uses half a description, and the process dies."""
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(_build)
 
 
@@ -262,10 +262,10 @@ def _fields(kind: Any) -> _Fields:  # noqa: ANN401 - a dataclass or struct
         }
         types = {name: hints[name] for name in sorted(kind.__struct_fields__)}
         defaults = dict(zip(reversed(kind.__struct_fields__), reversed(kind.__struct_defaults__), strict=False))
+        later = {name: defaults[name] for name, of in types.items() if "Later[" in of}
     else:
         types = {field.name: field.type for field in sorted(dataclasses.fields(kind), key=lambda field: field.name)}
-        defaults = {}
-    later = {name: defaults[name] for name, of in types.items() if "Later[" in of}
+        later = {}
     names = tuple(types)
     get = operator.attrgetter(*names)
     binary, versions = ({name for name, of in types.items() if kind in str(of)} for kind in ("Hex", "ApiLabel"))
@@ -294,7 +294,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any type that a field may have
-    """Return a value for JSON; a dataclass becomes a mapping in the order of its fields' names, whose values need further calls."""
+    """Return a value for JSON; a struct or dataclass becomes a mapping in the order of its fields' names, whose values need further calls."""
     kind: Any = type(value)
     if kind is RecordList:
         return list(value)

@@ -31,7 +31,7 @@ def declarations(options: type[Struct]) -> Mapping[str, str]:
 
 
 def compared(record: object) -> dict[str, object]:
-    """The values of a dataclass that a resumed run must share, by field; also the values of nested dataclasses and structs."""
+    """The values of options that a resumed run must share, by field; also the values of nested ones."""
     return {name: value for name, value, _ in _values(record)}
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -189,6 +190,7 @@ def public_parameters(options: CloudOptions) -> dict[str, str]:
     return {name.replace("_", "-"): text for name, text in texts.items() if text and isinstance(text, str)}
 
 
+@functools.cache
 def _fields(kind: type[CloudOptions]) -> dict[str, object]:
     """Names and types of the fields that parameters fill."""
     return {name: of for name, of in get_type_hints(kind).items() if of in _READERS and name != "ca"}

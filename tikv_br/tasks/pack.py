@@ -138,7 +138,7 @@ def _files(found: Distribution) -> Iterator[tuple[PurePosixPath, Path]]:
 
 
 def _own_files() -> Iterator[tuple[PurePosixPath, Path]]:
-    """The files of tikv-br where they are imported from, with the kernels that were compiled so far."""
+    """The files of tikv-br where they are imported from, with the compiled kernels."""
     package = Path(tikv_br.__file__).parent
     for folder, _, names in os.walk(package, followlinks=True):  # two packages of a checkout are links
         for name in names:

@@ -34,7 +34,7 @@ def _load_pages() -> None:
 
 
 def _load_kernels() -> None:
-    """Compiled code comes from Numba's cache at its first call."""
+    """They are loaded with the modules that call them."""
     codec = KeyCodec(ApiVersion.V2)
     span = codec.rpc_range()
     answer = kvrpcpb_pb2.RawScanResponse()

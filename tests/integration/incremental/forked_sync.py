@@ -66,7 +66,7 @@ def saved(state: Path, name: str) -> int:
 
 
 def _load_kernels() -> None:
-    """Once, not in each child: compiled code comes from Numba's cache."""
+    """Once, not in each child."""
     codec = KeyCodec(ApiVersion.V2)
     message = cdcpb_pb2.ChangeDataEvent()
     message.events.add(region_id=1).entries.entries.add(
