@@ -168,7 +168,8 @@ def test_a_feed_outlives_congestion(tmp_path: Path) -> None:
         with Feed(live.cluster, codec, codec.rpc_range(), now(live), options) as feed:
             progress = FeedState(feed)
             progress.until(now(live))
-            live.raw().batch_put(rows)
+            for _ in range(3):  # more than the buffers of a connection may take
+                live.raw().batch_put(rows)
             assert feed.status.queued_bytes < 2 << 20
             progress.until(now(live))
             assert feed.status.errors["congested"] >= 1
