@@ -220,7 +220,7 @@ def _build(kind: Any) -> msgspec.json.Decoder[Any]:  # noqa: ANN401 - a type
 
 
 _building = threading.Lock()
-"""msgspec describes a struct or dataclass when it first meets it. Another thread that meets it meanwhile uses half a description, and the process dies."""
+"""msgspec describes a struct or dataclass when it first meets it. Another thread that meets it at that moment uses half a description, and the process dies."""
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(_build)
 
 

@@ -18,7 +18,7 @@ MayChange: TypeAlias = Annotated[T, Meta(extra={_RESUME: ""})]
 
 
 def compared_as(name: str) -> Meta:
-    """Of a field's type: the option is compared by what follows from it, ``name`` in the record of the run."""
+    """Annotation of an option that is compared by its effect: the field ``name`` of the record of the run."""
     return Meta(extra={_RESUME: name})
 
 

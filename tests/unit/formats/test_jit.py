@@ -14,7 +14,7 @@ BY_NUMBA = {
 
 
 def result_of(folder: Path, code: str, **more: str) -> str:
-    """What a program prints, in which numba compiles kernels. It is a file, as code that belongs to none is not cached."""
+    """Run a program in which numba compiles kernels, and return its output. It is a file, as code that belongs to none is not cached."""
     (folder / "kernel.py").write_text(f"from tikv_br.formats.jit import njit\n{code}")
     paths = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, **BY_NUMBA, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths, **more}
