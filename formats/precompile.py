@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -190,9 +190,11 @@ def main() -> int:
         if "--extension" in sys.argv[1:]:
             print(f"error: the kernels cannot be compiled: {error}", file=sys.stderr)  # noqa: T201
             return 1
-        text = f"compiled the kernels into numba's cache; for the extension, which starts faster: {error}"
+        text = f"compiling the kernels into numba's cache; for the extension, which starts faster: {error}"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        # A process of its own, as the kernels have another cache here.
         program = "from tikv_br.formats import precompile; precompile.call_kernels()"
-        subprocess.run([sys.executable, "-c", program], check=True)  # here the kernels have another cache
+        os.execv(sys.executable, [sys.executable, "-c", program])  # noqa: S606 - these arguments are ours
     print(text, file=sys.stderr)  # noqa: T201
     return 0
 
