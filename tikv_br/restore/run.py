@@ -97,7 +97,6 @@ from tikv_br.restore.transfer import (
     SAME_COMMAND,
     compare,
     compare_all,
-    flush_restored,
     ingest,
     lift_limit,
     limit_downloads,
@@ -285,7 +284,7 @@ def restore_steps(options: RestoreOptions) -> list[RestoreStep]:
             FunctionStep("check for followers", check_followers),
         ]
         changes.insert(0, FunctionStep("announce the ingest", while_locked(announce), abandon_announcement))
-        changes += [*ingest_steps(options), FunctionStep("flush timestamps", flush_restored)]
+        changes += ingest_steps(options)
         end.append(FunctionStep("announce its end", finish_announcement))
     if options.checksum:
         changes.append(FunctionStep("compare checksums", compare))

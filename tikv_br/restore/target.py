@@ -258,19 +258,26 @@ def _is_announced(context: RestoreContext) -> bool:
 
 
 def announce(context: RestoreContext) -> None:
-    """Announce the ingest to followers of the cluster, then choose the new timestamp: see `tikv_br.cluster.ingests`."""
+    """Announce the ingest to followers of the cluster, then choose the new timestamp: see `tikv_br.cluster.ingests`.
+
+    Then the stores drop their cached timestamps: whatever clients write from now on is newer than all rows to restore. A check of the target after
+    that sees every row that a new timestamp could hide.
+    """
     if not _is_announced(context):
         return
     restore_id = context.record.id if context.record is not None else run_id.current_or_new()
     spans = [each.target for each in context.wanted]
     context.announcer = Announcer.start(context.cluster, context.options.command, restore_id, spans)
-    if context.restamp_reason and not (context.restamp_ts and context.announcer.found_unfinished):
+    is_chosen_now = bool(context.restamp_reason) and not (context.restamp_ts and context.announcer.found_unfinished)
+    if is_chosen_now:
         _choose_timestamp(context)
+    context.cluster.flush_timestamps()
+    if is_chosen_now:
         check_target(context)
 
 
 def _choose_timestamp(context: RestoreContext) -> None:
-    context.restamp_ts = new_timestamp(context)
+    context.restamp_ts = context.cluster.pd.tso()
     context.reporter(Notice(f"all rows get the new timestamp {show_ts(context.restamp_ts)}: {context.restamp_reason}"))
 
 
@@ -293,20 +300,3 @@ def abandon_announcement(context: RestoreContext) -> None:
     announcer, context.announcer = context.announcer, None
     if announcer is not None:
         announcer.abandon()
-
-
-def new_timestamp(context: RestoreContext) -> int:
-    """A timestamp above all finished writes and below all later ones: the stores drop their cached timestamps.
-
-    A check of the target after this sees every row that an ingest with it could hide.
-    """
-    ts = context.cluster.pd.tso()
-    if not context.options.dry_run:
-        flush_timestamps(context)
-    return ts
-
-
-def flush_timestamps(context: RestoreContext) -> None:
-    """Make the stores drop cached timestamps, which may be older than the restored rows."""
-    if context.backup.api_version is ApiVersion.V2:
-        context.cluster.flush_timestamps()

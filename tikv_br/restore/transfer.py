@@ -1,4 +1,4 @@
-"""The steps from the split of the target to its comparison with the backup: limit downloads, transfer the rows, flush timestamps, compare.
+"""The steps from the split of the target to its comparison with the backup: limit downloads, transfer the rows, compare.
 
 A restore by puts reads rows and writes them with RawBatchPut, as any client does. The cluster gives the rows new timestamps (API V2), and change feeds report them. Each batch is a Raft entry, so this is many times
 slower than an ingest.
@@ -22,7 +22,7 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.compare.files import BackgroundComparison, BackupComparison, Comparison, FilePart
-from tikv_br.errors import BackupDamaged, ChecksumMismatch, ClusterError, ClusterUnreachable, RetryBudgetExhausted
+from tikv_br.errors import BackupDamaged, ChecksumMismatch, ClusterError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyMode
@@ -36,7 +36,7 @@ from tikv_br.restore.options import Mode, Restamp, Via
 from tikv_br.restore.plan import IngestResult, split_keys
 from tikv_br.restore.record import RestoreRecord
 from tikv_br.restore.resume import forget_if_different, save_checkpoint
-from tikv_br.restore.target import comparison_of, flush_timestamps, gaps_of, new_timestamp, raw_comparison_of
+from tikv_br.restore.target import comparison_of, gaps_of, raw_comparison_of
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.credentials import to_backend, to_cipher_info
 from tikv_br.tasks.executor import choose_executor, run_tasks
@@ -221,26 +221,7 @@ def lift_limit(context: RestoreContext) -> bool:
     return context.options.rate_limit > 0
 
 
-LEFT_TO_DO = (
-    "All rows are in the target{compared}. Left to do: the stores must drop their cached timestamps, which needs PD. "
-    "Run the same command again once PD answers; it restores nothing twice."
-)
-
-
 SAME_COMMAND = "The same command restores all rows again."
-
-
-def flush_restored(context: RestoreContext) -> None:
-    """Call `flush_timestamps` after the ingest. If PD does not answer, the error states that only this is missing."""
-    try:
-        flush_timestamps(context)
-    except (ClusterUnreachable, RetryBudgetExhausted) as error:
-        compared = ""
-        if context.options.checksum:
-            compare(context)
-            compared = " and equal to the backup's"
-        error.hint = LEFT_TO_DO.format(compared=compared)
-        raise
 
 
 @forget_if_different
@@ -280,7 +261,10 @@ def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool
     options = context.options
     if options.mode is not Mode.INGEST or context.backup.api_version is not ApiVersion.V2:
         return False
-    ts = new_timestamp(context) if options.restamp is not Restamp.NEVER else 0
+    ts = 0
+    if options.restamp is not Restamp.NEVER:
+        ts = context.cluster.pd.tso()
+        context.cluster.flush_timestamps()  # a put that comes now is newer than these rows, and no delete
     parts, rows = _hidden(context, comparison)
     if not parts:
         return False
@@ -297,7 +281,6 @@ def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool
     limit_downloads(context)
     while_locked(ingest)(context)
     or_notice(lift_limit)(context)
-    flush_timestamps(context)
     context.todo, context.done = todo, done
     return True
 

@@ -73,7 +73,7 @@ def test_an_ingest_broken_at_a_boundary(
     check(INGEST, cell, made, target, forks, tmp_path)
 
 
-WITHOUT_PD = without_pd(restore_steps(INGEST), "ingest", "leave import mode", "flush timestamps")
+WITHOUT_PD = without_pd(restore_steps(INGEST), "ingest", "leave import mode", "compare checksums")
 
 
 @pytest.mark.slow

@@ -225,7 +225,7 @@ def test_the_same_rows_restored_by_others_are_theirs(options: DrillOptions, sour
     assert read_ledgers(open_store(options.home)) == []
 
 
-@pytest.mark.parametrize("step", ["split and scatter", "flush timestamps"])
+@pytest.mark.parametrize("step", ["split and scatter", "compare checksums"])
 def test_the_next_drill_removes_rows_of_a_killed_one(
     options: DrillOptions, source: LiveCluster, forks: Forks, step: str
 ) -> None:

@@ -46,7 +46,7 @@ def assert_normal(live: LiveCluster) -> None:
 
 def test_a_restore_leaves_the_cluster_to_its_users(source: StorageLocation, target: LiveCluster) -> None:
     """Unless import mode is asked for, no store is switched and no scheduler paused."""
-    check = when(StepStarted, "flush timestamps", lambda: assert_normal(target))
+    check = when(StepStarted, "compare checksums", lambda: assert_normal(target))
     restore(RestoreOptions(cluster=target.config, storage=source), check)
 
 
