@@ -58,14 +58,14 @@ def precompile() -> bool:
         settings: Any = config
         # Numba's own cache follows the file of a kernel, not the files of the kernels that it calls.
         settings.CACHE_DIR = str(Path(folder, "cache"))
-        call_kernels()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numba intends to replace this compiler by another one
             types, compiler, pycc = (
                 cast("Any", importlib.import_module(f"numba.{name}")) for name in ("types", "core.compiler", "pycc")
             )
-        extension = pycc.CC(target.name.partition(".")[0])
+        extension = pycc.CC(target.name.partition(".")[0])  # fails at once without compilers
         extension.output_dir, extension.output_file, extension.target_cpu = folder, target.name, "generic"
+        call_kernels()
         for kernel in kernels():
             # A constant argument is one of a kernel that calls it.
             for signature in kernel.signatures:

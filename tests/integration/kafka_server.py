@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public by the manual, not by __all__
     AclBinding,
     AclOperation,
@@ -36,6 +36,11 @@ _HINT = "run scripts/install_kafka.sh"
 _JAVA = ("-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 # The listener that the test itself uses has no credentials, and everything is allowed there.
 _LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL")
+_WITHOUT_LEADER = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
 
 
 class KafkaBroker:
@@ -175,7 +180,7 @@ class KafkaBroker:
         found: list[Message] = []
         try:
             for number in sorted(reader.list_topics(topic, timeout=30).topics[topic].partitions):
-                low, high = reader.get_watermark_offsets(TopicPartition(topic, number), timeout=30)
+                low, high = _watermarks(reader, TopicPartition(topic, number))
                 reader.assign([TopicPartition(topic, number, low)])
                 deadline = time.monotonic() + START_TIMEOUT
                 while low < high:
@@ -193,6 +198,20 @@ class KafkaBroker:
     def _java(self) -> list[str]:
         logging = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
         return ["java", *_JAVA, logging, "-cp", f"{_JARS}/*"]
+
+
+def _watermarks(reader: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """The first offset and the next one. A broker that has just started, or made the topic, does not know for a moment that it leads it."""
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            low, high = reader.get_watermark_offsets(partition, timeout=30)
+        except KafkaException as error:
+            if error.args[0].code() not in _WITHOUT_LEADER or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return low, high
 
 
 @contextmanager

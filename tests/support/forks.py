@@ -6,6 +6,7 @@ written, and its exit code when it has ended (negative: by that signal).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -33,13 +34,18 @@ class Forks:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._running:
-            os.kill(self._running, signal.SIGKILL)
-            self.wait()
+        self._end_running()
         self._process.__exit__(exc_type, exc, trace)  # the end of its input is the end of it
 
+    def _end_running(self) -> None:
+        if self._running:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(self._running, signal.SIGKILL)
+            self.wait()
+
     def start(self, work: Callable[[], int]) -> int:
-        """Have a child call what pickles and returns an exit code; the child's pid. `wait` before the next one."""
+        """Have a child call what pickles and returns an exit code; the child's pid. One that a failed test has left is killed first."""
+        self._end_running()
         assert self._process.stdin is not None
         self._process.stdin.write(pickle.dumps(work).hex() + "\n")
         self._process.stdin.flush()
