@@ -119,3 +119,21 @@ def test_a_folder_that_another_takes_over_later_is_not_trusted(tmp_path: Path) -
     before = sorted(folder.rglob("*"))
     assert compilations(tmp_path, f"import os; os.chmod({str(folder)!r}, 0o777)") == [0, 1]
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_whatever_the_bytes_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
+    """The tests of hostile bytes, with numba's checks of bounds: the extension has none. They also run the kernels that arm64 gets."""
+    hostile = "any_bytes or damage or truncations or flipped"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow"]
+    checks = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "-k", hostile, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=550,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | checks,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.rglob("*.nbi"))
