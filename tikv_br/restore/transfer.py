@@ -264,7 +264,7 @@ def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool
     ts = 0
     if options.restamp is not Restamp.NEVER:
         ts = context.cluster.pd.tso()
-        context.cluster.flush_timestamps()  # a put that comes now is newer than these rows, and no delete
+        context.cluster.flush_timestamps()  # what clients write from now on is newer than these rows
     parts, rows = _hidden(context, comparison)
     if not parts:
         return False
