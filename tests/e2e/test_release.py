@@ -140,7 +140,6 @@ def test_kernels_are_for_any_processor(compiled: Path) -> None:
 
 def test_kernels_of_other_sources_or_settings_are_not_used(compiled: Path, tmp_path: Path) -> None:
     """After a change to any module, or with bounds checks, numba compiles; without, it is not imported."""
-    look = "from tikv_br.formats import jit; print(jit.EXTENSION)"
     paths = {"PYTHONPATH": str(compiled), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     assert kernels(sys.executable, **paths)["numba"] is False
     signatures = kernels(sys.executable, **paths, NUMBA_BOUNDSCHECK="1")["signatures"]
@@ -149,7 +148,8 @@ def test_kernels_of_other_sources_or_settings_are_not_used(compiled: Path, tmp_p
     shutil.copytree(compiled / "tikv_br", tmp_path / "tikv_br")
     with (tmp_path / "tikv_br/formats/kernels/addresses.py").open("a") as source:
         source.write("# another source\n")
-    assert run(sys.executable, "-c", look, **paths | {"PYTHONPATH": str(tmp_path)}) == "None\n"
+    changed = paths | {"PYTHONPATH": str(tmp_path)}
+    assert run(sys.executable, "-c", "from tikv_br.formats import jit; print(jit.EXTENSION)", **changed) == "None\n"
 
 
 def test_compiling_ahead_is_done_once_for_the_same_sources(compiled: Path, tmp_path: Path) -> None:

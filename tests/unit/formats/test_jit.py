@@ -122,7 +122,7 @@ def test_a_folder_that_another_takes_over_later_is_not_trusted(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_whatever_the_bytes_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
+def test_hostile_bytes_lead_no_kernel_out_of_its_arrays(tmp_path: Path) -> None:
     """The tests of hostile bytes, with numba's checks of bounds: the extension has none. They also run the kernels that arm64 gets."""
     hostile = "any_bytes or damage or truncations or flipped"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow"]
