@@ -52,6 +52,19 @@ def test_transactions_are_found(raw: LiveCluster, mixed: LiveCluster) -> None:
     mixed.assert_innocent()
 
 
+def test_a_split_at_a_raw_key_ends_no_search(tmp_path: Path) -> None:
+    """The first region is split between two raw rows while it is searched: it is left out, the next one is not."""
+    with live_cluster(tmp_path, ApiVersion.V1, stores=1) as live:
+        live.raw().batch_put(RAW_ROWS)
+        live.split(encode(b"s"))
+        splitting = live.fail("KvScan", {"command": {"name": "split", "arguments": {"keys": [b"raw1".hex()]}}})
+        assert not find_transactions(live.cluster)
+        assert live.hits(splitting) == 1
+        txns = Txns(live, b"")
+        txns.commit(txns.prewrite(b"txn"), b"txn")
+        assert find_transactions(live.cluster)
+
+
 def test_readers_report_transactions(raw: LiveCluster, mixed: LiveCluster, tmp_path: Path) -> None:
     """Backup, export and comparison name the command for what they leave out; without transactions they say nothing."""
     for live, is_reported in ((raw, False), (mixed, True)):

@@ -30,6 +30,10 @@ SendPart = Callable[[StoreClient, kvrpcpb_pb2.Context, bytes, bytes], T]
 """Sends a request for a part [start, end) of the range that lies in one region; raises `RegionErrorSeen`."""
 
 
+class ForeignBound(ClusterUnfit):
+    """A region is bounded inside a row of those that are read: at a key of other rows, or between two versions."""
+
+
 class RangeWalk:
     """The rest of an RPC range [start, end); an empty end, possible before V2 only, is no end. For one thread."""
 
@@ -47,7 +51,7 @@ class RangeWalk:
     def send_part(self, send: SendPart[T], what: str) -> tuple[T, bytes]:
         """Send for the first part of the rest, as `Router.call` does; returns the answer and the end of that part.
 
-        The cursor stays: `advance` moves it, as far as the answer went.
+        The cursor stays: `advance` moves it, as far as the answer went. Raises as `Router.call`, and `ForeignBound`.
         """
 
         def send_to(region: Region, store: StoreClient) -> tuple[T, bytes]:
@@ -65,18 +69,18 @@ class RangeWalk:
     def _end_within(self, region: Region) -> bytes:
         """Return the end of the part that lies in this region.
 
-        Raises `ClusterUnfit` if the region ends inside a key.
+        Raises `ForeignBound` if the region ends inside a key.
         """
         if not region.end or (self._end_bound and self._end_bound <= region.end):
             return self._end
         try:
             end = self._codec.from_bound(region.end)
         except DamagedBytes as error:
-            raise ClusterUnfit(
+            raise ForeignBound(
                 f"region {region.id} ends at {show_key(region.end)}, which is not a valid key: {error}"
             ) from None
         if end <= self.cursor:
-            raise ClusterUnfit(f"region {region.id} ends at {show_key(region.end)}, between two versions of a key")
+            raise ForeignBound(f"region {region.id} ends at {show_key(region.end)}, between two versions of a key")
         return end
 
 

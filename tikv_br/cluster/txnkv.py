@@ -14,6 +14,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.cluster.pb import coprocessor_pb2, kvrpcpb_pb2, tipb_pb2
 from tikv_br.cluster.region_errors import check_error_text, check_region_error
+from tikv_br.cluster.scan import ForeignBound
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.txn_calls import TxnCalls
 from tikv_br.errors import ClusterUnfit, RetryBudgetExhausted
@@ -62,10 +63,10 @@ def find_transactions(cluster: Cluster, span: KeyRange = EVERY_KEY) -> bool:
     for region in islice(cluster.pd.each_region(span.start, span.end), REGIONS_LOOKED_AT):
         try:
             bounds = KeyRange(codec.from_bound(region.start), codec.from_bound(region.end))
-        except DamagedBytes:
-            continue  # a bound of raw data
-        if _find_any(cluster, bounds, ts):
-            return True
+            if _find_any(cluster, bounds, ts):
+                return True
+        except (DamagedBytes, ForeignBound):
+            continue  # a bound of raw data, before or after a split that PD has yet to report
     return False
 
 
