@@ -40,11 +40,14 @@ def context_modifier(base: int, offset: int) -> int:
 
 
 def _masked_crc32c(pieces: Iterable[Readable], last: int) -> int:
-    """RocksDB stores CRCs rotated and shifted, for bytes that hold CRCs themselves."""
     crc = 0
     for piece in pieces:
         crc = crc32.iscsi(piece, crc)
-    crc = crc32.iscsi(bytes((last,)), crc)
+    return _masked(crc32.iscsi(bytes((last,)), crc))
+
+
+def _masked(crc: int) -> int:
+    """RocksDB stores CRCs rotated and shifted, for bytes that hold CRCs themselves."""
     return (crc >> 15 | crc << 17) + _CRC_MASK_DELTA & _LOW_32
 
 
@@ -161,8 +164,7 @@ class BlockReader:
 
     def unpack(self, stored: Readable, handle: BlockHandle) -> Readable:
         """The contents of the block of which `stored` are the bytes in the file, trailer included."""
-        if not self.is_sound(stored, handle):
-            raise DamagedBytes(f"block at {handle.offset} of {handle.size} bytes: checksum does not match")
+        self.require_sound(stored, handle)
         return self.decompress(stored, handle)
 
     def decompress(self, stored: Readable, handle: BlockHandle) -> Readable:
@@ -170,12 +172,20 @@ class BlockReader:
         size = handle.size
         return self._decompress(stored[size], stored[:size])
 
+    def require_sound(self, stored: Readable, handle: BlockHandle) -> None:
+        """Raise `DamagedBytes` unless the block `is_sound`."""
+        if not self.is_sound(stored, handle):
+            raise DamagedBytes(f"block at {handle.offset} of {handle.size} bytes: checksum does not match")
+
     def is_sound(self, stored: Readable, handle: BlockHandle) -> bool:
         """Return whether the checksum in the trailer is the block's; also true if the table has none."""
         if self._checksum is ChecksumType.NONE:
             return True
         offset, size = handle
-        due = self._checksum.compute((stored[:size],), stored[size])
+        if self._checksum is ChecksumType.CRC32C:  # of many blocks, one call each
+            due = _masked(crc32.iscsi(stored[: size + 1]))
+        else:
+            due = self._checksum.compute((stored[:size],), stored[size])
         if self._checksum_base:
             due = due + context_modifier(self._checksum_base, offset) & 0xFFFFFFFF
         return due == int.from_bytes(stored[size + 1 : size + TRAILER_SIZE], "little")

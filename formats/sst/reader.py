@@ -18,9 +18,8 @@ from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.jit import njit
 from tikv_br.formats.kernels.addresses import Int, address, copy, load, store
 from tikv_br.formats.sst import table as names
-from tikv_br.formats.sst.block import TRAILER_SIZE
 from tikv_br.formats.sst.coding import BlockHandle, Readable
-from tikv_br.formats.sst.source import RandomAccess, read_exactly
+from tikv_br.formats.sst.source import RandomAccess
 from tikv_br.formats.sst.table import Table
 
 Bytes = npt.NDArray[np.uint8]
@@ -158,8 +157,6 @@ def decode_rows(
     return result
 
 
-_READ_SIZE = 4 << 20
-"""Bytes asked of the source at once, unless a block is larger."""
 _LEAST_BYTES = 64 << 10
 _ROW_BYTES = 1 << 10
 _BATCH_BYTES = 8 << 20
@@ -211,12 +208,9 @@ class SstReader:
         return max(_LEAST_BYTES, min(_BATCH_BYTES, max_rows * _ROW_BYTES, names.number(self.table.properties, total)))
 
     def _blocks(self, handles: list[BlockHandle]) -> Iterator[Readable]:
-        for run in _runs(handles):
-            start, end = run[0].offset, run[-1].offset + run[-1].size + TRAILER_SIZE
-            stored = memoryview(read_exactly(self.table.source, start, end - start))
-            for handle in run:
-                at = handle.offset - start
-                yield self.table.blocks.unpack(stored[at : at + handle.size + TRAILER_SIZE], handle)
+        for run in names.runs(handles):
+            for handle, stored in zip(run, self.table.stored(run), strict=True):
+                yield self.table.blocks.unpack(stored, handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,15 +288,3 @@ class _Cursor:
         if result == NO_PUT:
             raise UnsupportedFormat(f"row of type {fields[TRAILER] & 0xFF}: only puts are read")
         return result == DONE
-
-
-def _runs(handles: list[BlockHandle]) -> Iterator[list[BlockHandle]]:
-    """Neighbouring blocks that one read fetches."""
-    run: list[BlockHandle] = []
-    for handle in handles:
-        if run and handle.offset + handle.size + TRAILER_SIZE - run[0].offset > _READ_SIZE:
-            yield run
-            run = []
-        run.append(handle)
-    if run:
-        yield run

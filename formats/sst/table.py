@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.block import TRAILER_SIZE, BlockReader, Footer, entries, entries_end, extents, read_footer
 from tikv_br.formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, zigzag
-from tikv_br.formats.sst.source import RandomAccess, TailCache
+from tikv_br.formats.sst.source import RandomAccess, TailCache, read_exactly
 
 BLOCK_NAME = "rocksdb.properties"
 
@@ -157,6 +157,7 @@ def _checked(index: SstIndex, limit: int, what: str) -> SstIndex:
     return index
 
 
+_READ_SIZE = 4 << 20
 _INDEX_NAME = "rocksdb.index"
 _DICTIONARY_NAME = "rocksdb.compression_dict"
 _RANGE_DELETIONS_NAME = "rocksdb.range_del"
@@ -206,6 +207,13 @@ class Table:
         """Number of rows according to the properties."""
         return number(self.properties, NUM_ENTRIES)
 
+    def stored(self, run: Sequence[BlockHandle]) -> Iterator[memoryview]:
+        """Neighbouring blocks as they lie in the file, each with its trailer, by one read: see `runs`."""
+        start, end = run[0].offset, run[-1].offset + run[-1].size + TRAILER_SIZE
+        data = memoryview(read_exactly(self.source, start, end - start))
+        for offset, size in run:
+            yield data[offset - start : offset - start + size + TRAILER_SIZE]
+
     def rows(self, handle: BlockHandle) -> Iterator[FoundRow]:
         """The rows of a data block. Raises `UnsupportedFormat` for a row that is no put."""
         for internal, value in entries(self.blocks.read(handle)):
@@ -224,6 +232,18 @@ class Table:
             raise UnsupportedFormat("blocks compressed with a dictionary")
         if _RANGE_DELETIONS_NAME in self.metaindex or number(self.properties, NUM_RANGE_DELETIONS):
             raise UnsupportedFormat("table with range deletions")
+
+
+def runs(handles: Iterable[BlockHandle]) -> Iterator[list[BlockHandle]]:
+    """Neighbouring blocks that one read fetches: a few MiB, or one block that is larger."""
+    run: list[BlockHandle] = []
+    for handle in handles:
+        if run and handle.offset + handle.size + TRAILER_SIZE - run[0].offset > _READ_SIZE:
+            yield run
+            run = []
+        run.append(handle)
+    if run:
+        yield run
 
 
 class FoundRow(NamedTuple):

@@ -74,10 +74,10 @@ class RestoreFlags(backup_flags.BackupFlags):
         "--import-mode/--online",
     )
     checksum: bool = flag(True, "Compare the checksums of the target with the checksums of the backup.")
-    file_check: Literal["auto", "identity", "content"] = flag(
+    file_check: Literal["auto", "identity", "blocks", "content"] = flag(
         "auto",
-        "Check of each file before the restore: identity (length, ETag, last 64 KiB), content (plus SHA-256), or auto (content if the "
-        "ETag does not confirm the file).",
+        "Check of each file before the restore: identity (length, ETag, last 64 KiB), blocks (plus the checksum of each block), content (plus "
+        "SHA-256), or auto (blocks if the ETag does not confirm the file; content for the Go tool's backups).",
     )
     allow_overwrite: bool = flag(
         False,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +20,10 @@ from tikv_br.backupset.rows import count_fences, file_errors, kind_of, open_file
 from tikv_br.cancellation import Cancellation, inherit
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
+from tikv_br.formats.sst.block import ChecksumType
 from tikv_br.formats.sst.check import check_structure
-from tikv_br.formats.sst.table import EndKeys, Table
+from tikv_br.formats.sst.coding import BlockHandle
+from tikv_br.formats.sst.table import EndKeys, Table, runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,10 +38,13 @@ class FileCheck(enum.StrEnum):
 
     IDENTITY = "identity"
     """Size, ETag, hash of the tail, and structure: a few small reads."""
+    BLOCKS = "blocks"
+    """`IDENTITY`, and the checksum that each block of a table has in the file; `CONTENT` for files that have none."""
     CONTENT = "content"
     """`IDENTITY`, and the SHA-256 of the whole file."""
     AUTO = "auto"
-    """`IDENTITY` if the recorded ETag vouches for the content, else `CONTENT`: for copied backups and the Go tool's backups."""
+    """`IDENTITY` if the recorded ETag vouches for the content, else `BLOCKS` if the hash of the tail is recorded, else `CONTENT`:
+    for the Go tool's backups."""
 
 
 class FileFacts(Struct, frozen=True):
@@ -80,7 +87,7 @@ def inspect_files(
         on_done(file)
         return facts
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="inspect") as pool:
+    with ThreadPoolExecutor(_readers(backup, threads), thread_name_prefix="inspect") as pool:
         try:
             return dict(zip((file.name for file in files), pool.map(inherit(inspect), files), strict=True))
         finally:
@@ -134,15 +141,28 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: i
     `FileFacts.cuts` divides it into at most ``pieces``; its content is read by as many requests at a time.
     """
     backup.verify_identity(file)
-    vouched_for = backup.is_at_original_location and file.etag and file.tail_sha256
-    if check is FileCheck.CONTENT or (check is FileCheck.AUTO and not vouched_for):
+    if check is FileCheck.AUTO:
+        check = _sufficient_check(backup, file)
+    if check is FileCheck.CONTENT:
         backup.verify_content(file, pieces)
     inspect = _inspect_parquet if kind_of(file) is FileKind.PARQUET else _inspect_sst
     with file_errors(file):
-        inspected = inspect(backup, file, min(pieces, file.total_bytes // PIECE_BYTES))
+        inspected = inspect(backup, file, pieces, check)
     if file.cf == "default" and inspected.rows != file.total_kvs:
         raise rows_differ(file, inspected.rows, file.total_kvs)
     return inspected
+
+
+def _sufficient_check(backup: BackupSet, file: FileEntry) -> FileCheck:
+    """What `FileCheck.AUTO` stands for."""
+    if not file.tail_sha256:
+        return FileCheck.CONTENT
+    return FileCheck.IDENTITY if backup.is_at_original_location and file.etag else FileCheck.BLOCKS
+
+
+def _readers(backup: BackupSet, threads: int) -> int:
+    """Threads that help: those that read a directory only wait for each other beyond the number of processors."""
+    return min(threads, os.cpu_count() or 1) if backup.store.location.scheme == "local" else threads
 
 
 def rows_differ(file: FileEntry, rows: int, recorded: int) -> BackupDamaged:
@@ -150,15 +170,40 @@ def rows_differ(file: FileEntry, rows: int, recorded: int) -> BackupDamaged:
     return BackupDamaged(f"{file.name} has {rows} rows, but the backup recorded {recorded}")
 
 
-def _inspect_sst(backup: BackupSet, file: FileEntry, pieces: int) -> FileFacts:
+def _inspect_sst(backup: BackupSet, file: FileEntry, pieces: int, check: FileCheck) -> FileFacts:
     codec = KeyCodec(backup.api_version, mode=backup.key_mode)
     table = Table(open_file(backup.store, file))
     ends = check_structure(
         table, codec, codec.bound(file.start_key), codec.bound(file.end_key), value_check(codec, file)
     )
-    cuts = _cuts(table.index.separators, codec, file, pieces)
+    if check is FileCheck.BLOCKS:
+        if table.footer.checksum is ChecksumType.NONE:
+            backup.verify_content(file, pieces)
+        else:
+            _check_blocks(table, _readers(backup, pieces))
+    cuts = _cuts(table.index.separators, codec, file, min(pieces, file.total_bytes // PIECE_BYTES))
     fences = count_fences(backup.store, file) if file.cf == "write" else 0
     return FileFacts(_max_ts(file, ends, table.properties, codec), cuts, table.entries, fences)
+
+
+_CHECKING = threading.Lock()
+"""A checksum gives up the GIL for a microsecond: threads that take it from each other there are slower than one."""
+
+
+def _check_blocks(table: Table, readers: int) -> None:
+    def check(run: Sequence[BlockHandle]) -> None:
+        cancellation.check()
+        stored = list(table.stored(run))
+        with _CHECKING:
+            for handle, block in zip(run, stored, strict=True):
+                table.blocks.require_sound(block, handle)
+
+    with ThreadPoolExecutor(readers, thread_name_prefix="blocks") as pool:
+        try:
+            for _checked in pool.map(inherit(check), runs(table.index.handles)):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces: int) -> tuple[bytes, ...]:
@@ -173,9 +218,11 @@ def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces:
     return tuple(sorted(found))
 
 
-def _inspect_parquet(backup: BackupSet, file: FileEntry, _pieces: int) -> FileFacts:
+def _inspect_parquet(backup: BackupSet, file: FileEntry, pieces: int, check: FileCheck) -> FileFacts:
     from tikv_br.formats.parquet import ParquetReader
 
+    if check is FileCheck.BLOCKS:
+        backup.verify_content(file, pieces)
     return FileFacts(file.max_ts, rows=ParquetReader(open_file(backup.store, file)).rows)
 
 

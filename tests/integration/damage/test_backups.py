@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.integration.damage.conftest import VARIANTS, Made, Making, Variant
 from tests.support.damage import FLIPS, KINDS, Case, Victim, by_kind, cases, kind_of
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.files import FileEntry, verify_file_content
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError
+from tikv_br.formats.sst.block import ChecksumType
 from tikv_br.restore.inspect import FileCheck, inspect_files
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
@@ -132,6 +136,34 @@ def test_restore_checks_find_every_flip(made: Made, victim: Victim) -> None:
             assert error is not None, str(case)
             assert any(name in error.message for name in case.change), (str(case), error)
             assert error.exit_code == (31 if (case.kind, case.damage) == ("backupmeta", "missing") else 32), str(case)
+
+
+def test_each_check_reads_what_it_promises(made: Made, victim: Victim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory the blocks of tables vouch for them; tables whose blocks have no checksums are hashed, and Parquet files."""
+    hashed: list[str] = []
+
+    def record(store: ObjectStore, file: FileEntry, readers: int) -> None:
+        hashed.append(file.name)
+        verify_file_content(store, file, readers)
+
+    monkeypatch.setattr("tikv_br.backupset.backup_set.verify_file_content", record)
+    backup_set = BackupSet.open(open_store(made.place(victim.folder)))
+    names = [file.name for file in backup_set.files]
+    tables = [name for name in names if kind_of(name) == "sst"]
+    for check, expected in (
+        (FileCheck.IDENTITY, []),
+        (FileCheck.BLOCKS, sorted({*names} - {*tables})),
+        (FileCheck.AUTO, sorted({*names} - {*tables})),
+        (FileCheck.CONTENT, sorted(names)),
+    ):
+        hashed.clear()
+        inspect_files(backup_set, backup_set.files, check, threads=2)
+        assert sorted(hashed) == expected, check
+    if tables:
+        monkeypatch.setattr("tikv_br.restore.inspect.ChecksumType", SimpleNamespace(NONE=ChecksumType.CRC32C))
+        hashed.clear()
+        inspect_files(backup_set, backup_set.files, FileCheck.AUTO, threads=2)
+        assert sorted(hashed) == sorted(names), "tables whose blocks have no checksums"
 
 
 def test_restore_refuses_before_a_store_sees_a_file(made: Made, victim: Victim) -> None:
