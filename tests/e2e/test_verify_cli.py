@@ -74,6 +74,15 @@ def test_every_finding_is_a_json_line(damaged: tuple[Path, set[str]]) -> None:
     assert last["message"].startswith("2 findings")
 
 
+def test_a_backupmeta_that_somebody_else_wrote(tmp_path: Path) -> None:
+    """It is the finding; who made the backup is not known, so nothing else is missed."""
+    (tmp_path / "backupmeta").write_bytes(b"id: 7\nkind: something else\n")
+    done = tikv_br(f"local://{tmp_path}", "--output", "json")
+    assert done.returncode == 32
+    assert [line["object"] for line in lines(done) if line["message_type"] == "finding"] == ["backupmeta"]
+    assert "tikv-br made" not in done.stdout
+
+
 def test_several_backups(golden: Path, damaged: tuple[Path, set[str]], tmp_path: Path) -> None:
     """By URLs, or by ids below ``--storage``; those after a damaged one are verified, too, and each line names its backup."""
     sound, (bad, names) = str(golden / "backups" / "v2" / "data"), damaged

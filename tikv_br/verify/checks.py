@@ -235,7 +235,9 @@ def read_records(store: ObjectStore) -> tuple[BackupSet | None, list[Finding]]:
     crypter = store.location.crypter
     known = _read(store, layout.MANIFEST, partial(manifest.load, crypter=crypter), findings)
     content = _read(store, layout.META, partial(backupmeta.decode, crypter=crypter), findings)
-    if not findings:
+    if not findings and known is None and content is not None:
+        findings = [Finding(layout.MANIFEST, "is missing, although tikv-br made the backup", Level.META)]
+    elif not findings:
         findings = [Finding(layout.META, damage, Level.META)]
     if known is not None:
         content = meta_content(known.description, known.files)
@@ -279,8 +281,7 @@ def _read(store: ObjectStore, name: str, parse: Callable[[bytes], T], findings: 
     try:
         return parse(store.get(name))
     except StorageObjectMissing:
-        if name == layout.MANIFEST:
-            findings.append(Finding(name, "is missing, although tikv-br made the backup", Level.META))
+        return None
     except (BackupDamaged, BackupUnsupported, CrypterMismatch) as error:
         findings.append(Finding(name, error.message, Level.META))
     return None
