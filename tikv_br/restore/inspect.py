@@ -43,8 +43,8 @@ class FileCheck(enum.StrEnum):
     CONTENT = "content"
     """`IDENTITY`, and the SHA-256 of the whole file."""
     AUTO = "auto"
-    """`IDENTITY` if the recorded ETag vouches for the content, else `BLOCKS` if the hash of the tail is recorded, else `CONTENT`:
-    for the Go tool's backups."""
+    """`IDENTITY` if the recorded ETag vouches for the content. Else `BLOCKS`; but `CONTENT` for encrypted files, whose blocks can be
+    altered without the key, and for files whose tail has no recorded hash: the Go tool's."""
 
 
 class FileFacts(Struct, frozen=True):
@@ -155,9 +155,10 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: i
 
 def _sufficient_check(backup: BackupSet, file: FileEntry) -> FileCheck:
     """What `FileCheck.AUTO` stands for."""
-    if not file.tail_sha256:
-        return FileCheck.CONTENT
-    return FileCheck.IDENTITY if backup.is_at_original_location and file.etag else FileCheck.BLOCKS
+    if backup.is_at_original_location and file.etag and file.tail_sha256:
+        return FileCheck.IDENTITY
+    is_plain = not backup.store.location.crypter.encrypts
+    return FileCheck.BLOCKS if file.tail_sha256 and is_plain else FileCheck.CONTENT
 
 
 def _readers(backup: BackupSet, threads: int) -> int:
