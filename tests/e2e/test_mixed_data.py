@@ -1,4 +1,4 @@
-"""Raw commands on clusters of API V1 that also have transactional data, which they must not destroy nor pass over in silence."""
+"""Raw commands on clusters that others have used: transactional data beside raw rows, which they must not destroy nor pass over in silence, and odd regions."""
 
 from __future__ import annotations
 
@@ -117,3 +117,37 @@ def test_single_keys_warn(raw: LiveCluster, mixed: LiveCluster) -> None:
     for live, is_beside in ((raw, False), (mixed, True)):
         for command in (("put", "u", "value"), ("delete", "u")):
             assert ("transactional data beside" in succeed("raw", *command, "--pd", live.pd).err) is is_beside
+
+
+def test_regions_that_end_inside_a_key_are_named(tmp_path: Path) -> None:
+    """PD can be made to split anywhere, also where no key of API V2 ends: exit code 5, the region, and what to do about it."""
+    backup, rows = f"local://{tmp_path}/backup", tmp_path / "rows.csv"
+    rows.write_text("key,value\nraw1,b\nraw3,b\n")
+    with (
+        live_cluster(tmp_path / "a", ApiVersion.V2, stores=1, cluster_id=1) as live,
+        live_cluster(tmp_path / "b", ApiVersion.V2, stores=1, cluster_id=2) as other,
+    ):
+        live.raw().batch_put(RAW_ROWS)
+        succeed("backup", "raw", "--pd", live.pd, "-s", backup)
+        live.run("split", keys=[b"r\0\0\0raw2".hex()])
+        load = ("load", "raw", "--pd", live.pd, "--input", str(rows), "--key-column", "key", "--value-column", "value")
+        for command in (
+            ("raw", "scan", "--pd", live.pd),
+            ("raw", "checksum", "--pd", live.pd),
+            ("backup", "raw", "--pd", live.pd, "-s", f"local://{tmp_path}/scan", "--engine", "scan"),
+            ("backup", "raw", "--pd", live.pd, "-s", f"local://{tmp_path}/store", "--engine", "store"),
+            ("export", "raw", "--pd", live.pd, "-s", f"local://{tmp_path}/export"),
+            ("restore", "raw", backup, "--pd", live.pd, "--allow-overwrite"),
+            ("restore", "raw", backup, "--pd", live.pd, "--allow-overwrite", "--mode", "put"),
+            (*load, "--allow-overwrite", "--staging", f"{tmp_path}/staging"),
+            (*load, "--allow-overwrite", "--mode", "put"),
+            ("diff", "--pd", live.pd, "--other-pd", other.pd),
+            ("diff", "--pd", other.pd, "--other-pd", live.pd),
+            ("verify", backup, "--level", "restore", "--pd", live.pd),
+            ("raw", "delete-range", "--pd", live.pd, "--all", "--yes"),
+        ):
+            refused = tikv_br(*command)
+            assert refused.code == 5, (command, refused)
+            assert "not a valid key" in refused.err, (command, refused)
+            assert "merge-region" in refused.err, (command, refused)
+        assert succeed("raw", "get", "raw0", "--pd", live.pd).out == "row\n"

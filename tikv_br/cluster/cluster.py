@@ -23,14 +23,13 @@ from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import PdHttp, free_space
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import NO_TIMESTAMP
-from tikv_br.cluster.regions import Region, RegionCache
+from tikv_br.cluster.regions import ForeignBound, RegionCache
 from tikv_br.cluster.router import Router
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.cluster.topology import ClusterInfo, Store, StoreConfig, StoreState, read_config
 from tikv_br.cluster.versions import Capability
 from tikv_br.errors import ClusterUnfit, ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import EVERY_KEY, KeyRange
 from tikv_br.formats.keys.text import show_both
@@ -325,18 +324,14 @@ def first_rpc_key(cluster: Cluster, keyspace_id: int, span: KeyRange) -> bytes |
 
 def _parts(cluster: Cluster, codec: KeyCodec, span: KeyRange) -> Iterator[KeyRange]:
     """The range, cut at the ends of regions: parts of RPC keys, in order and without gaps."""
-    start, last = span.start, codec.bound(span.end)
-    for region in cluster.pd.each_region(codec.bound(start), last):
+    start = span.start
+    for region in cluster.pd.each_region(codec.bound(start), codec.bound(span.end)):
         cluster.regions.update([region])
-        if (cut := _cut(codec, region, last)) > start:
+        try:
+            cut = region.end_within(codec, span)
+        except ForeignBound:
+            continue
+        if start < cut != span.end:
             yield KeyRange(start, cut)
             start = cut
     yield KeyRange(start, span.end)
-
-
-def _cut(codec: KeyCodec, region: Region, last: bytes) -> bytes:
-    """Return the end of a region within the range; ``b""`` if it has none, or an invalid one."""
-    try:
-        return codec.from_bound(region.end) if region.end and (not last or region.end < last) else b""
-    except DamagedBytes:
-        return b""

@@ -11,7 +11,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
+from tikv_br.errors import ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.text import show_key
+
+
+class ForeignBound(ClusterUnfit):
+    """A region is bounded inside a row of those that are read: at a key of other rows, or between two versions."""
+
+    default_hint = (
+        "PD was made to split inside a key. Merge the region with its neighbour, as by `pd-ctl operator add merge-region`."
+    )
 
 
 class Peer(Struct, frozen=True):
@@ -58,6 +71,20 @@ class Region(Struct, frozen=True):
 
     def overlaps(self, other: Region) -> bool:
         return (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
+
+    def end_within(self, codec: KeyCodec, rest: KeyRange) -> bytes:
+        """The end of the part that lies in this region, of a range of RPC keys that begins in it. Raises `ForeignBound`."""
+        if not self.end or (rest.end and codec.bound(rest.end) <= self.end):
+            return rest.end
+        try:
+            end = codec.from_bound(self.end)
+        except DamagedBytes as error:
+            raise ForeignBound(
+                f"region {self.id} ends at {show_key(self.end)}, which is not a valid key: {error}"
+            ) from None
+        if end <= rest.start:
+            raise ForeignBound(f"region {self.id} ends at {show_key(self.end)}, between two versions of a key")
+        return end
 
     def with_leader_on(self, store_id: int) -> Region:
         """The same region with the peer on this store as leader, or unchanged when there is none."""

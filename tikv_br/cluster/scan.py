@@ -17,21 +17,16 @@ from tikv_br.cluster.region_errors import check_pairs, check_region_error
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.router import Router
 from tikv_br.cluster.store import StoreClient
-from tikv_br.errors import ClusterUnfit, ClusterUnreachable, RequestRefused
+from tikv_br.errors import ClusterUnreachable, RequestRefused
 from tikv_br.formats import rawscan
-from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import RawPage
 
 T = TypeVar("T")
 
 SendPart = Callable[[StoreClient, kvrpcpb_pb2.Context, bytes, bytes], T]
 """Sends a request for a part [start, end) of the range that lies in one region; raises `RegionErrorSeen`."""
-
-
-class ForeignBound(ClusterUnfit):
-    """A region is bounded inside a row of those that are read: at a key of other rows, or between two versions."""
 
 
 class RangeWalk:
@@ -42,7 +37,6 @@ class RangeWalk:
         self._codec = codec
         self._cluster_id = cluster_id
         self._end = end
-        self._end_bound = codec.bound(end)
         self.cursor = start
         """Start of the remaining range."""
         self.done = bool(end) and start >= end
@@ -55,7 +49,7 @@ class RangeWalk:
         """
 
         def send_to(region: Region, store: StoreClient) -> tuple[T, bytes]:
-            end = self._end_within(region)
+            end = region.end_within(self._codec, KeyRange(self.cursor, self._end))
             context = region.context(self._codec.api_version, self._cluster_id)
             return send(store, context, self.cursor, end), end
 
@@ -65,23 +59,6 @@ class RangeWalk:
         """Move the cursor to a key, or with an empty one to the end of a range without end."""
         self.done = not to or bool(self._end and to >= self._end)
         self.cursor = to
-
-    def _end_within(self, region: Region) -> bytes:
-        """Return the end of the part that lies in this region.
-
-        Raises `ForeignBound` if the region ends inside a key.
-        """
-        if not region.end or (self._end_bound and self._end_bound <= region.end):
-            return self._end
-        try:
-            end = self._codec.from_bound(region.end)
-        except DamagedBytes as error:
-            raise ForeignBound(
-                f"region {region.id} ends at {show_key(region.end)}, which is not a valid key: {error}"
-            ) from None
-        if end <= self.cursor:
-            raise ForeignBound(f"region {region.id} ends at {show_key(region.end)}, between two versions of a key")
-        return end
 
 
 PAGE_BYTES = 4 << 20

@@ -19,7 +19,7 @@ from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.cluster.regions import RegionCache
+from tikv_br.cluster.regions import ForeignBound, RegionCache
 from tikv_br.dataflow.convert import CONVERTED_TS, BatchStats, Conversion, ConvertedRows, Converter, join_expiry
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import RetryBudgetExhausted, StorageError, TikvBrError
@@ -196,15 +196,10 @@ class RegionCounts(Struct):
             start = key
         start = max(start, self._reached)  # it may have merged with the region before
         try:
-            end = self._end(region.end)
-        except DamagedBytes:
+            end = region.end_within(codec, KeyRange(key, self.interval.end))
+        except ForeignBound:
             end = key + b"\0"
         return intersection(self.interval, KeyRange(start, end))
-
-    def _end(self, bound: bytes) -> bytes:
-        codec = self.converter.source
-        beyond = not bound or (self.interval.end and codec.bound(self.interval.end) <= bound)
-        return self.interval.end if beyond else codec.from_bound(bound)
 
 
 def part_of(span: KeyRange, sums: Checksum) -> RegionPart:

@@ -153,14 +153,14 @@ MOST_TASKS = 512
 """Maximum number of tasks; neighbouring units are grouped."""
 
 
-def region_units(wanted: KeyRange, bounds: Iterable[KeyRange], codec: KeyCodec) -> list[Unit]:
-    """Return one unit per region, given by ascending physical bounds, cut to the remaining ``wanted`` range of RPC keys."""
-    units, left = [], wanted
-    for region in bounds:
-        part = intersection(KeyRange(codec.from_bound(region.start), codec.from_bound(region.end)), left)
+def region_units(wanted: KeyRange, ends: Iterable[bytes], codec: KeyCodec) -> list[Unit]:
+    """Return one unit per region, given by where they end within the ``wanted`` range of RPC keys, in order."""
+    units, start = [], wanted.start
+    for end in ends:
+        part = KeyRange(start, end)
         if not part.is_empty:
             units.append(Unit(codec.user_range(part)))
-            left = KeyRange(part.end, wanted.end)
+            start = end
     return units
 
 

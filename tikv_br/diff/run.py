@@ -17,7 +17,6 @@ from tikv_br.diff.places import BackupChoice, BackupPlace, ClusterPlace, DiffOpt
 from tikv_br.diff.task import DiffJob, RepairJob, compare_units, repair_ranges, repairs
 from tikv_br.errors import NothingMatched, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.steps import FunctionStep, run_steps
 from tikv_br.tasks.executor import run_tasks
@@ -97,7 +96,8 @@ def plan_ranges(context: DiffContext) -> None:
     wanted = codec.rpc_range(options.span)
     if isinstance(place, ClusterPlace):
         regions = context.clusters.get(place.config).pd.each_region(codec.bound(wanted.start), codec.bound(wanted.end))
-        context.units = places.region_units(wanted, (KeyRange(region.start, region.end) for region in regions), codec)
+        ends = (region.end_within(codec, wanted) for region in regions)
+        context.units = places.region_units(wanted, ends, codec)
     elif context.backup is not None:
         context.units = places.file_units(wanted, context.backup.ranges, context.backup.files, codec)
 

@@ -21,6 +21,7 @@ from rocksdict import BlockBasedOptions, ChecksumType, DBCompressionType, Option
 
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, errorpb_pb2, kvrpcpb_pb2
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import RAW_MODE, RAW_MODE_END, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.mvcc import PUT
@@ -363,7 +364,12 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
             else TxnBackup(self._node, request, storage, self._transactions)
         )
         codec = bounds_codec(self._node) if raw else KeyCodec(ApiVersion.V2)
-        for span in [span for start, end in ranges for span in self._led_spans(codec, start, end)]:
+        try:
+            spans = [span for start, end in ranges for span in self._led_spans(codec, start, end)]
+        except DamagedBytes as damage:  # stores begin with the other regions, and return the error beside their files
+            yield brpb_pb2.BackupResponse(error=brpb_pb2.Error(msg=f"Codec({damage})"))
+            return
+        for span in spans:
             if not context.is_active():
                 return
             error = self._region_error(span.region, context)
@@ -411,8 +417,9 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
             return
         for region in self._node.regions.overlapping(codec.bound(start), codec.bound(end)):
             if region.leader_store == self._node.store_id:
-                region_start, region_end = map(codec.from_bound, (region.start, region.end))
-                yield RegionSpan(region, max(start, region_start), min(filter(None, (end, region_end)), default=b""))
+                first = start if region.start <= codec.bound(start) else codec.from_bound(region.start)
+                reaches_end = not region.end or (end and codec.bound(end) <= region.end)
+                yield RegionSpan(region, first, end if reaches_end else codec.from_bound(region.end))
 
     def _region_error(self, region: Region, context: grpc.ServicerContext) -> errorpb_pb2.Error | None:
         """Return the region error if a region has changed since the range was divided, or a failpoint's error."""

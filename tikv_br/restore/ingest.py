@@ -44,7 +44,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec, KeyMode
-from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.rewrite import Rewrite, encoded_prefix
 from tikv_br.formats.limits import RowLimits
 from tikv_br.restore.options import Via
@@ -474,8 +474,8 @@ class _Ingestion:
             region = self._ingest_next(KeyRange(start, self._span.end))
             self._regions_done += 1
             yield region
-            start = self._codec.from_bound(region.end)
-            if not start or (self._span.end and start >= self._span.end):
+            start = region.end_within(self._codec, KeyRange(start, self._span.end))
+            if start == self._span.end:
                 return
 
     def _ingest_next(self, rest: KeyRange) -> Region:
@@ -500,8 +500,7 @@ class _Ingestion:
 
     def _ingest_region(self, region: Region, leader: StoreClient, rest: KeyRange) -> Region:
         """Transfer the rows to every replica of a region, then ingest them at the leader. Another epoch begins with the first file."""
-        here = KeyRange(self._codec.from_bound(region.start), self._codec.from_bound(region.end))
-        span = intersection(rest, here)
+        span = KeyRange(rest.start, region.end_within(self._codec, rest))
         place = region.id, region.conf_ver, region.version, span
         if self._staged is None or self._staged.place != place:
             self._staged = None
@@ -522,8 +521,8 @@ class _Ingestion:
         start = rest.start
         for _region in range(most):
             region = self._cluster.regions.locate(self._codec.bound(start))
-            start = self._codec.from_bound(region.end)
-            if not start or (rest.end and start >= rest.end):
+            start = region.end_within(self._codec, KeyRange(start, rest.end))
+            if start == rest.end:
                 return False
         return True
 

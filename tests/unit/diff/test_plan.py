@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.cluster.fakes import region
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.regions import Region
 from tikv_br.compare.report import Counts, DifferenceKind, DifferentRange, KeyDifference, Report
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, file_units, region_units, tasks
 from tikv_br.diff.task import DiffJob, Repair, RepairJob, repairs
@@ -38,10 +40,13 @@ def file(start: bytes, end: bytes) -> FileEntry:
 def test_regions_cut_what_is_wanted(codec: KeyCodec, cuts: set[bytes], wanted: KeyRange, grown: bool) -> None:
     """Whatever regions there are, and if one grows between two pages, the units follow one another from the start to the end of the user range."""
     bounds = [b"", *(codec.bound(codec.rpc_key(cut)) for cut in sorted(cuts)), b""]
-    regions = [KeyRange(*ends) for ends in pairwise(bounds)]
+    regions = [Region.of(region(number, *ends)) for number, ends in enumerate(pairwise(bounds))]
     if grown and len(regions) > 1:  # the first page said that the last one begins later
-        regions[-1] = KeyRange(regions[-2].start, b"")
-    units = region_units(codec.rpc_range(wanted), regions, codec)
+        regions[-1] = Region.of(region(len(regions), regions[-2].start, b""))
+    span = codec.rpc_range(wanted)
+    first = codec.bound(span.start)
+    found = [each for each in regions if not each.end or first < each.end]
+    units = region_units(span, (each.end_within(codec, span) for each in found), codec)
     assert units[0].span.start == wanted.start
     assert units[-1].span.end == wanted.end
     assert all(one.span.end == other.span.start for one, other in pairwise(units))
