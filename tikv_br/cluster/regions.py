@@ -23,7 +23,8 @@ class ForeignBound(ClusterUnfit):
     """A region is bounded inside a row of those that are read: at a key of other rows, or between two versions."""
 
     default_hint = (
-        "PD was made to split inside a key. Merge the region with its neighbour, as by `pd-ctl operator add merge-region`."
+        "Raw rows may lie beside transactional ones of API V1: then choose ranges without them. Or PD was made to split inside a key: "
+        "then merge the region with its neighbour, as by `pd-ctl operator add merge-region`."
     )
 
 
