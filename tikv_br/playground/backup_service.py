@@ -366,8 +366,9 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
         codec = bounds_codec(self._node) if raw else KeyCodec(ApiVersion.V2)
         try:
             spans = [span for start, end in ranges for span in self._led_spans(codec, start, end)]
-        except DamagedBytes as damage:  # stores begin with the other regions, and return the error beside their files
-            yield brpb_pb2.BackupResponse(error=brpb_pb2.Error(msg=f"Codec({damage})"))
+        except DamagedBytes:  # of a region that ends inside a key; a store also backs up the others
+            text = 'EngineTrait(Codec(Io(Custom { kind: UnexpectedEof, error: "eof" })))'
+            yield brpb_pb2.BackupResponse(error=brpb_pb2.Error(msg=text))
             return
         for span in spans:
             if not context.is_active():
