@@ -10,8 +10,8 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
@@ -206,14 +206,24 @@ def request_seconds(timeout: float) -> float:
     return min(timeout, max(clean_up_seconds(), JOIN_SECONDS))
 
 
-def run_on_threads(function: Callable[[T], R], items: Sequence[T], threads: int, name: str) -> list[R]:
-    """Call the function for all items. The first error, as a signal, cancels the other calls and is raised."""
-    cancellation = Cancellation()
-    with cancellation.active(), ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
+def run_on_threads(function: Callable[[T], R], items: Iterable[T], threads: int, name: str) -> list[R]:
+    """Call the function for all items, and return what it returns, in order.
+
+    The first error, as a signal or the cancellation of this thread's work, cancels the other calls and is raised.
+    """
+    work, outer = Cancellation(), current()
+    with (
+        outer.calling(work.cancel) if outer is not None else contextlib.nullcontext(),
+        work.active(),
+        ThreadPoolExecutor(threads, thread_name_prefix=name) as pool,
+    ):
         try:
-            return list(pool.map(inherit(function), items))
+            calls = [pool.submit(inherit(function), item) for item in items]
+            for call in as_completed(calls):
+                call.result()
+            return [call.result() for call in calls]
         except BaseException:
-            cancellation.cancel()
+            work.cancel()
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

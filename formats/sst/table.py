@@ -207,6 +207,16 @@ class Table:
         """Number of rows according to the properties."""
         return number(self.properties, NUM_ENTRIES)
 
+    def every_block(self) -> list[BlockHandle]:
+        """All blocks that the table names, data first, in order. Partitions of an index or a filter, which these name, are missing."""
+        data = self.index.handles
+        named = {*self.metaindex.values(), self.footer.metaindex, *filter(None, [self.footer.index])}
+        others = sorted(named)
+        for before, block in pairwise([*data[-1:], *others]):
+            if block.offset < before.offset + before.size + TRAILER_SIZE:
+                raise DamagedBytes(f"block at {block.offset} starts before the last one ends")
+        return [*data, *others]
+
     def stored(self, run: Sequence[BlockHandle]) -> Iterator[memoryview]:
         """Neighbouring blocks as they lie in the file, each with its trailer, by one read: see `runs`."""
         start, end = run[0].offset, run[-1].offset + run[-1].size + TRAILER_SIZE

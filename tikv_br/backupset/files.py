@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 import msgspec
 from msgspec import Struct, structs
 
+from tikv_br import cancellation
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.json_types import Hex
@@ -246,6 +247,7 @@ def verify_file_content(store: ObjectStore, file: FileEntry, readers: int = 1) -
     info = _stat(store, file)
     digest = hashlib.sha256()
     for chunk in read_chunks(store, file.name, info.size, readers=readers):
+        cancellation.check()
         digest.update(chunk)
     if digest.digest() != file.sha256:
         raise BackupDamaged(f"{file.name} {content_damage(store, file, file.sha256, digest.digest())}")

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tikv_br import cancellation
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import keyspace_codec, keyspaces_in, shown_keyspaces
 from tikv_br.backupset.files import FileEntry, FileKind, FilePair, verify_file_identity
@@ -101,8 +102,12 @@ def count_fences(store: ObjectStore, file: FileEntry) -> int:
     from tikv_br.formats.mvcc import fences
     from tikv_br.formats.sst.reader import SstReader
 
+    count = 0
     with file_errors(file):
-        return sum(int((fences(rows) > 0).sum()) for rows in SstReader(open_file(store, file)).batches())
+        for rows in SstReader(open_file(store, file)).batches():
+            cancellation.check()
+            count += int((fences(rows) > 0).sum())
+    return count
 
 
 SAMPLE_FILES, SAMPLE_KEYS = 8, 1000

@@ -77,7 +77,7 @@ class RestoreFlags(backup_flags.BackupFlags):
     file_check: Literal["auto", "identity", "blocks", "content"] = flag(
         "auto",
         "Check of each file before the restore: identity (length, ETag, last 64 KiB), blocks (plus the checksum of each block), content (plus "
-        "SHA-256), or auto (blocks if the ETag does not confirm the file; content for encrypted backups and the Go tool's).",
+        "SHA-256), or auto (identity if the ETag confirms the file; else blocks, or content if it is encrypted, Parquet, or the Go tool's).",
     )
     allow_overwrite: bool = flag(
         False,

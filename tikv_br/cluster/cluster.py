@@ -23,7 +23,7 @@ from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import PdHttp, free_space
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import NO_TIMESTAMP
-from tikv_br.cluster.regions import ForeignBound, RegionCache
+from tikv_br.cluster.regions import BoundInsideKey, RegionCache
 from tikv_br.cluster.router import Router
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.cluster.topology import ClusterInfo, Store, StoreConfig, StoreState, read_config
@@ -329,7 +329,7 @@ def _parts(cluster: Cluster, codec: KeyCodec, span: KeyRange) -> Iterator[KeyRan
         cluster.regions.update([region])
         try:
             cut = region.end_within(codec, span)
-        except ForeignBound:
+        except BoundInsideKey:
             continue
         if start < cut != span.end:
             yield KeyRange(start, cut)

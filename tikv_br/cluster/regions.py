@@ -19,8 +19,8 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 
 
-class ForeignBound(ClusterUnfit):
-    """A region is bounded inside a row of those that are read: at a key of other rows, or between two versions."""
+class BoundInsideKey(ClusterUnfit):
+    """A region ends where none of the rows that are read begins: at another kind of key, or between two versions of a key."""
 
     default_hint = (
         "Raw rows may lie beside transactional ones of API V1: then choose ranges without them. Or PD was made to split inside a key: "
@@ -74,17 +74,17 @@ class Region(Struct, frozen=True):
         return (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
 
     def end_within(self, codec: KeyCodec, rest: KeyRange) -> bytes:
-        """The end of the part that lies in this region, of a range of RPC keys that begins in it. Raises `ForeignBound`."""
+        """The end of the part that lies in this region, of a range of RPC keys that begins in it. Raises `BoundInsideKey`."""
         if not self.end or (rest.end and codec.bound(rest.end) <= self.end):
             return rest.end
         try:
             end = codec.from_bound(self.end)
         except DamagedBytes as error:
-            raise ForeignBound(
+            raise BoundInsideKey(
                 f"region {self.id} ends at {show_key(self.end)}, which is not a valid key: {error}"
             ) from None
         if end <= rest.start:
-            raise ForeignBound(f"region {self.id} ends at {show_key(self.end)}, between two versions of a key")
+            raise BoundInsideKey(f"region {self.id} ends at {show_key(self.end)}, between two versions of a key")
         return end
 
     def with_leader_on(self, store_id: int) -> Region:

@@ -45,7 +45,7 @@ class RangeWalk:
     def send_part(self, send: SendPart[T], what: str) -> tuple[T, bytes]:
         """Send for the first part of the rest, as `Router.call` does; returns the answer and the end of that part.
 
-        The cursor stays: `advance` moves it, as far as the answer went. Raises as `Router.call`, and `ForeignBound`.
+        The cursor stays: `advance` moves it, as far as the answer went. Raises as `Router.call`, and `BoundInsideKey`.
         """
 
         def send_to(region: Region, store: StoreClient) -> tuple[T, bytes]:

@@ -14,7 +14,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.locks import SnapshotLocks
 from tikv_br.cluster.pb import coprocessor_pb2, kvrpcpb_pb2, tipb_pb2
 from tikv_br.cluster.region_errors import check_error_text, check_region_error
-from tikv_br.cluster.regions import ForeignBound
+from tikv_br.cluster.regions import BoundInsideKey
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.txn_calls import TxnCalls
 from tikv_br.errors import ClusterUnfit, RetryBudgetExhausted
@@ -65,7 +65,7 @@ def find_transactions(cluster: Cluster, span: KeyRange = EVERY_KEY) -> bool:
             bounds = KeyRange(codec.from_bound(region.start), codec.from_bound(region.end))
             if _find_any(cluster, bounds, ts):
                 return True
-        except (DamagedBytes, ForeignBound):
+        except (DamagedBytes, BoundInsideKey):
             continue  # a bound of raw data, before or after a split that PD has yet to report
     return False
 

@@ -19,7 +19,7 @@ from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.cluster.regions import ForeignBound, RegionCache
+from tikv_br.cluster.regions import BoundInsideKey, RegionCache
 from tikv_br.dataflow.convert import CONVERTED_TS, BatchStats, Conversion, ConvertedRows, Converter, join_expiry
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import RetryBudgetExhausted, StorageError, TikvBrError
@@ -197,7 +197,7 @@ class RegionCounts(Struct):
         start = max(start, self._reached)  # it may have merged with the region before
         try:
             end = region.end_within(codec, KeyRange(key, self.interval.end))
-        except ForeignBound:
+        except BoundInsideKey:
             end = key + b"\0"
         return intersection(self.interval, KeyRange(start, end))
 

@@ -6,7 +6,7 @@ import enum
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,13 +17,13 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.rows import count_fences, file_errors, kind_of, open_file, read_rows, value_check
-from tikv_br.cancellation import Cancellation, inherit
+from tikv_br.cancellation import Cancellation, inherit, run_on_threads
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
-from tikv_br.formats.sst.block import ChecksumType
+from tikv_br.formats.sst.block import FOOTER_SIZE, TRAILER_SIZE, ChecksumType
 from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.coding import BlockHandle
-from tikv_br.formats.sst.table import EndKeys, Table, runs
+from tikv_br.formats.sst.table import BLOCK_NAME, EndKeys, Table, runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,11 +87,8 @@ def inspect_files(
         on_done(file)
         return facts
 
-    with ThreadPoolExecutor(_readers(backup, threads), thread_name_prefix="inspect") as pool:
-        try:
-            return dict(zip((file.name for file in files), pool.map(inherit(inspect), files), strict=True))
-        finally:
-            pool.shutdown(cancel_futures=True)
+    facts = run_on_threads(inspect, files, _readers(backup, threads), "inspect")
+    return dict(zip((file.name for file in files), facts, strict=True))
 
 
 class BackgroundInspection:
@@ -178,20 +175,32 @@ def _inspect_sst(backup: BackupSet, file: FileEntry, pieces: int, check: FileChe
         table, codec, codec.bound(file.start_key), codec.bound(file.end_key), value_check(codec, file)
     )
     if check is FileCheck.BLOCKS:
-        if table.footer.checksum is ChecksumType.NONE:
-            backup.verify_content(file, pieces)
+        blocks = table.every_block()
+        if _have_checksums(table, blocks, file):
+            _check_blocks(table, blocks, _readers(backup, pieces))
         else:
-            _check_blocks(table, _readers(backup, pieces))
+            backup.verify_content(file, pieces)
     cuts = _cuts(table.index.separators, codec, file, min(pieces, file.total_bytes // PIECE_BYTES))
     fences = count_fences(backup.store, file) if file.cf == "write" else 0
     return FileFacts(_max_ts(file, ends, table.properties, codec), cuts, table.entries, fences)
+
+
+def _have_checksums(table: Table, blocks: Iterable[BlockHandle], file: FileEntry) -> bool:
+    """Whether each byte before the part of the file that is hashed lies in a block with a checksum."""
+    reached = 0
+    for offset, size in blocks:
+        if offset > reached:
+            break
+        reached = offset + size + TRAILER_SIZE
+    hashed_from = table.source.size - max(file.tail_size, FOOTER_SIZE)
+    return table.footer.checksum is not ChecksumType.NONE and reached >= hashed_from
 
 
 _CHECKING = threading.Lock()
 """A checksum gives up the GIL for a microsecond: threads that take it from each other there are slower than one."""
 
 
-def _check_blocks(table: Table, readers: int) -> None:
+def _check_blocks(table: Table, blocks: Iterable[BlockHandle], readers: int) -> None:
     def check(run: Sequence[BlockHandle]) -> None:
         cancellation.check()
         stored = list(table.stored(run))
@@ -199,12 +208,8 @@ def _check_blocks(table: Table, readers: int) -> None:
             for handle, block in zip(run, stored, strict=True):
                 table.blocks.require_sound(block, handle)
 
-    with ThreadPoolExecutor(readers, thread_name_prefix="blocks") as pool:
-        try:
-            for _checked in pool.map(inherit(check), runs(table.index.handles)):
-                pass
-        finally:
-            pool.shutdown(cancel_futures=True)
+    read = table.metaindex[BLOCK_NAME]  # a store may have written into it since: see `read_properties`
+    run_on_threads(check, runs(block for block in blocks if block != read), readers, "blocks")
 
 
 def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces: int) -> tuple[bytes, ...]:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.integration.damage.conftest import VARIANTS, Made, Making, Variant
+from tests.integration.backup.data import load
+from tests.integration.damage.conftest import VARIANTS, Made, Making, Variant, options
 from tests.support.damage import FLIPS, KINDS, Case, Victim, by_kind, cases, kind_of
+from tests.support.live_cluster import live_cluster
+from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry, verify_file_content
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.sst.block import ChecksumType
-from tikv_br.restore.inspect import FileCheck, inspect_files
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import Table
+from tikv_br.restore.inspect import FileCheck, inspect_file, inspect_files
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
 from tikv_br.verify.options import Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
 
@@ -166,19 +175,50 @@ def test_each_check_reads_what_it_promises(made: Made, victim: Victim, monkeypat
         assert sorted(hashed) == sorted(names), "tables whose blocks have no checksums"
 
 
+@pytest.mark.parametrize("engine", ["scan", "store"])
+def test_every_byte_of_a_large_file_counts(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before its hashed tail, in rows and in the filter of a store; where blocks leave a gap, the file is hashed."""
+    chance = random.Random(7)
+    folder = tmp_path / "backup"
+    with live_cluster(tmp_path / "cluster", ApiVersion.V1, stores=1) as live:
+        load(live, {b"row%04d" % number: chance.randbytes(3000) for number in range(400)})
+        backup(options(Variant(ApiVersion.V1, engine), live, folder, file_bytes=4 << 20))
+    backup_set = BackupSet.open(open_store(StorageLocation("local", str(folder))))
+    file = max(backup_set.files, key=lambda file: file.size)
+    path = folder / file.name
+    path.chmod(0o644)
+    data, unhashed = path.read_bytes(), file.size - file.tail_size
+    assert unhashed > 1 << 20
+    table = Table(MemorySource(data))
+    extra = [block.offset + block.size // 2 for block in table.metaindex.values()]
+    for at in [*chance.sample(range(unhashed), 100), unhashed - 1, *extra]:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        with pytest.raises(BackupDamaged, match=re.escape(file.name)):
+            inspect_file(backup_set, file, FileCheck.AUTO)
+    path.write_bytes(data)
+    inspect_file(backup_set, file, FileCheck.AUTO)
+    left_out = table.index.handles[len(table.index.handles) // 2]
+    others = [block for block in table.every_block() if block != left_out]
+    monkeypatch.setattr(Table, "every_block", lambda _table: others)
+    at = left_out.offset
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(BackupDamaged, match="sha256 of the file"):
+        inspect_file(backup_set, file, FileCheck.AUTO)
+
+
 def test_restore_refuses_before_a_store_sees_a_file(made: Made, victim: Victim) -> None:
     """No store was asked to download, take in or put anything; the same restore of the sound backup asks for it."""
-    options = RestoreOptions(made.live.config, made.place(victim.folder), allow_overwrite=True)
+    wanted = RestoreOptions(made.live.config, made.place(victim.folder), allow_overwrite=True)
     made.live.forget_calls()
     for case in damaged(made, victim, set()):
         if promised(case) is None:
             continue
         with pytest.raises(BackupSetError) as caught:
-            restore(options)
+            restore(wanted)
         assert caught.value.exit_code in {31, 32}, str(case)
         assert any(name in caught.value.message for name in case.change), (str(case), caught.value.message)
     assert not touched(made)
-    restore(options)
+    restore(wanted)
     assert touched(made)
 
 

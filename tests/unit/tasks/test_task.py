@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tikv_br.cancellation import Cancellation, TaskCancelled
+from tikv_br.cancellation import Cancellation, TaskCancelled, run_on_threads, sleep
 from tikv_br.errors import StorageFull, TaskFailed
 from tikv_br.tasks.task import TaskContext, TaskMessage, run_task
 
@@ -80,3 +80,36 @@ def test_counts_are_taken_back_in_cancelled_work() -> None:
     with pytest.raises(TaskCancelled):
         attempt()
     assert [message.totals for message in sent] == [(5, 1), (0, 0)]
+
+
+def test_the_first_error_ends_calls_that_came_before() -> None:
+    """On threads: an error of a later item does not wait for an earlier one, which is cancelled."""
+    ended = list[int]()
+
+    def call(number: int) -> int:
+        try:
+            if number == 1:
+                raise StorageFull("full")
+            sleep(600)
+            return number
+        finally:
+            ended.append(number)
+
+    with pytest.raises(StorageFull):
+        run_on_threads(call, range(2), 2, "test")
+    assert ended == [1, 0]
+    assert run_on_threads(str, range(5), 2, "test") == list("01234")
+
+
+def test_calls_on_threads_end_with_the_work_that_they_belong_to() -> None:
+    """Also in a function that such a call makes itself."""
+    outer = Cancellation()
+
+    def call(depth: int) -> None:
+        if depth:
+            run_on_threads(call, [depth - 1], 1, "test")
+        outer.cancel()
+        sleep(600)
+
+    with outer.active(), pytest.raises(TaskCancelled):
+        run_on_threads(call, [2], 1, "test")

@@ -86,6 +86,7 @@ def table_options(
     index_restart_interval: int = 1,
     two_level: bool = False,
     hash_index: bool = False,
+    bloom_filter: bool = False,
 ) -> rocksdict.Options:
     """Options of RocksDB's writer."""
     blocks = rocksdict.BlockBasedOptions()
@@ -97,6 +98,8 @@ def table_options(
     if two_level:
         blocks.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
         blocks.set_metadata_block_size(512)
+    if bloom_filter:
+        blocks.set_bloom_filter(10, block_based=False)
     if hash_index:
         blocks.set_data_block_index_type(rocksdict.DataBlockIndexType.binary_and_hash())
     options = rocksdict.Options(raw_mode=True)

@@ -12,13 +12,13 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.sst import table as names
-from tikv_br.formats.sst.block import ChecksumType, Footer, encode_entries
+from tikv_br.formats.sst.block import FOOTER_SIZE, TRAILER_SIZE, BlockReader, ChecksumType, Footer, encode_entries
 from tikv_br.formats.sst.check import check_structure
 from tikv_br.formats.sst.coding import BlockHandle
 from tikv_br.formats.sst.reader import SstReader
 from tikv_br.formats.sst.row_check import check_rows
 from tikv_br.formats.sst.source import MemorySource
-from tikv_br.formats.sst.table import Table
+from tikv_br.formats.sst.table import Table, runs
 
 V1, V1TTL, V2 = ApiVersion
 codec = KeyCodec(V2)
@@ -295,3 +295,38 @@ def test_every_flipped_byte_of_the_tail() -> None:
         except FormatError:
             pass
     assert silent <= 45
+
+
+@pytest.mark.parametrize("checksum", ["crc32c", "xxh3"])
+@pytest.mark.parametrize("format_version", [2, 5, 6])
+def test_every_byte_before_the_footer_is_in_a_block(tmp_path: Path, format_version: int, checksum: str) -> None:
+    """Also those of RocksDB's filter: blocks follow one another without a gap, and each flip breaks the checksum of one."""
+    options = table_options(format_version=format_version, checksum=checksum, bloom_filter=True)
+    data = write_by_rocksdb(tmp_path / "table.sst", storage_rows(V2, 400), options)
+    table = Table(MemorySource(data))
+    blocks = table.every_block()
+    assert len(blocks) == len(table.index.handles) + 4  # filter, index, properties, metaindex
+    bounds = [0, *(block.offset + block.size + TRAILER_SIZE for block in blocks)]
+    assert [block.offset for block in blocks] == bounds[:-1]
+    assert bounds[-1] == len(data) - FOOTER_SIZE
+    for at in range(0, bounds[-1], 97):
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        broken = Table(MemorySource(bytes(changed)))
+        reader = BlockReader(MemorySource(bytes(changed)), table.footer)
+        wrong = [
+            block
+            for run in runs(blocks)
+            for block, stored in zip(run, broken.stored(run), strict=True)
+            if not reader.is_sound(stored, block)
+        ]
+        assert len(wrong) == 1, at
+        assert wrong[0].offset <= at < wrong[0].offset + wrong[0].size + TRAILER_SIZE
+
+
+def test_blocks_that_overlap() -> None:
+    """A name for a block amid others is refused, before anything is read there."""
+    table = Table(MemorySource(hand_made([storage_rows(V2, 10)])))
+    table.__dict__["metaindex"] = {**table.metaindex, "filter": BlockHandle(3, 5)}
+    with pytest.raises(DamagedBytes, match="starts before the last one ends"):
+        table.every_block()
