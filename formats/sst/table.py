@@ -158,6 +158,7 @@ def _checked(index: SstIndex, limit: int, what: str) -> SstIndex:
 
 
 _READ_SIZE = 4 << 20
+"""Bytes that one read fetches of neighbouring blocks, unless a block is larger."""
 _INDEX_NAME = "rocksdb.index"
 _DICTIONARY_NAME = "rocksdb.compression_dict"
 _RANGE_DELETIONS_NAME = "rocksdb.range_del"

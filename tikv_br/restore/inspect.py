@@ -151,7 +151,7 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: i
 
 
 def _sufficient_check(backup: BackupSet, file: FileEntry) -> FileCheck:
-    """What `FileCheck.AUTO` stands for."""
+    """The check that `FileCheck.AUTO` stands for, of this file."""
     if backup.is_at_original_location and file.etag and file.tail_sha256:
         return FileCheck.IDENTITY
     is_plain = not backup.store.location.crypter.encrypts
@@ -197,7 +197,7 @@ def _have_checksums(table: Table, blocks: Iterable[BlockHandle], file: FileEntry
 
 
 _CHECKING = threading.Lock()
-"""A checksum gives up the GIL for a microsecond: threads that take it from each other there are slower than one."""
+"""Each checksum releases the GIL for a microsecond, and threads that compete for it are slower than one thread."""
 
 
 def _check_blocks(table: Table, blocks: Iterable[BlockHandle], readers: int) -> None:
@@ -208,8 +208,8 @@ def _check_blocks(table: Table, blocks: Iterable[BlockHandle], readers: int) -> 
             for handle, block in zip(run, stored, strict=True):
                 table.blocks.require_sound(block, handle)
 
-    read = table.metaindex[BLOCK_NAME]  # a store may have written into it since: see `read_properties`
-    run_on_threads(check, runs(block for block in blocks if block != read), readers, "blocks")
+    properties = table.metaindex[BLOCK_NAME]  # checked by `read_properties`: a store may have written into them since
+    run_on_threads(check, runs(block for block in blocks if block != properties), readers, "blocks")
 
 
 def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces: int) -> tuple[bytes, ...]:
